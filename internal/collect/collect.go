@@ -53,12 +53,12 @@ type Collector struct {
 	at      nic.Source
 	ethtool *ethtool.Tool
 	// The rest is for Options.CPUs only.
-	stat, softirqs, softnet, interrupts *source
-	limits                              Limits
-	proc                                fs.FS
-	boot                                string
-	exact                               *softirqTimes // nil with Options.NoEBPF, or if softirqs cannot be traced; reason says why
-	reason                              error
+	stat, softirqs, softnet, interrupts, conntrack *source
+	limits                                         Limits
+	proc                                           fs.FS
+	boot                                           string
+	exact                                          *softirqTimes // nil with Options.NoEBPF, or if softirqs cannot be traced; reason says why
+	reason                                         error
 }
 
 // Snapshot holds the values of the counters at one instant.
@@ -70,6 +70,7 @@ type Snapshot struct {
 	exact      []softirqCPU
 	throttled  []throttled // an entry for each of Collector.limits
 	devices    []record.Device
+	conntrack  conntrack
 	nics       nic.Snapshot
 }
 
@@ -110,6 +111,11 @@ func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Coll
 	if c.interrupts, err = openSource(filepath.Join(o.Proc, "interrupts")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return c, err
 	}
+	// It is absent without connection tracking.
+	c.conntrack, err = openSource(filepath.Join(o.Proc, "net/stat/nf_conntrack"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+		return c, err
+	}
 	if c.limits, err = openLimits(o.Proc, o.Cgroup); err != nil {
 		return c, err
 	}
@@ -126,7 +132,7 @@ func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Coll
 // Close closes the files and detaches the eBPF programs.
 func (c *Collector) Close() error {
 	var errs []error
-	for _, s := range []*source{c.devices, c.stat, c.softirqs, c.softnet, c.interrupts} {
+	for _, s := range []*source{c.devices, c.stat, c.softirqs, c.softnet, c.interrupts, c.conntrack} {
 		if s != nil {
 			errs = append(errs, s.file.Close())
 		}
@@ -155,7 +161,7 @@ func (c *Collector) Snapshot() (s Snapshot, err error) {
 		parse func([]byte) error
 	}{
 		{c.stat, s.parseStat}, {c.softirqs, s.parseSoftirqs}, {c.softnet, s.parseSoftnet}, {c.devices, s.parseDevices},
-		{c.interrupts, s.parseInterrupts},
+		{c.interrupts, s.parseInterrupts}, {c.conntrack, s.parseConntrack},
 	} {
 		if f.source == nil {
 			continue
@@ -206,7 +212,7 @@ func (c *Collector) Host(before, after Snapshot) record.Host {
 		r.Busy = max(r.Softirq, min(h.Seconds-r.Idle, h.Seconds))
 		h.CPUs = append(h.CPUs, r)
 	}
-	h.Warnings = c.limits.Warnings(before, after)
+	h.Warnings = append(c.limits.Warnings(before, after), after.conntrack.warnings(before.conntrack)...)
 	if c.exact == nil && c.reason != nil {
 		h.Warnings = append(h.Warnings, record.Warnf(record.WarnNoEBPF,
 			"softirq time was measured by clock ticks, which miss most of it on idle cores: %v", c.reason))

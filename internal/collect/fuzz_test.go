@@ -84,6 +84,15 @@ func FuzzSoftnet(f *testing.F) {
 	})
 }
 
+func FuzzConntrack(f *testing.F) {
+	seed(f, "net/stat/nf_conntrack")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := online()
+		_ = s.parseConntrack(b)
+		sameCPUs(t, s)
+	})
+}
+
 func FuzzDevices(f *testing.F) {
 	seed(f, "net/dev")
 	f.Fuzz(func(t *testing.T, b []byte) {

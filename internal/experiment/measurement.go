@@ -97,8 +97,14 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Node, b.Node))
 	})
 	out.Loads = n.loads(sampled, out)
-	if err := fillMetrics(c, out); err != nil || c.Round > 0 {
+	if err := fillMetrics(c, out); err != nil {
 		return err
+	}
+	if c.Round > 0 {
+		if n.unsampled(pairs, out) {
+			leaveOutCPUs(out.Metrics)
+		}
+		return nil
 	}
 	return cmp.Or(judge(c, out.PerPair, silent), judgeBeside(c, out.PerPair))
 }
@@ -114,6 +120,23 @@ func (n *network) machinesOf(pairs []pairEnds) map[string]bool {
 		}
 	}
 	return busy
+}
+
+// unsampled reports whether a machine with traffic did not return what its CPUs did. What the others did would then pass for all of
+// it.
+func (n *network) unsampled(pairs []pairEnds, t *record.Trial) bool {
+	var measured []pairEnds
+	for i, p := range pairs {
+		if t.PerPair[i].Error == "" {
+			measured = append(measured, p)
+		}
+	}
+	for machine := range n.machinesOf(measured) {
+		if !slices.ContainsFunc(t.Hosts, func(h record.Host) bool { return h.Boot == machine }) {
+			return len(t.Hosts) > 0 // without any, the figures are a tool's
+		}
+	}
+	return false
 }
 
 // machineOf identifies the machine of a node, which nodes of a lab share: by its boot or, if that is unknown, the node's name.
@@ -165,7 +188,7 @@ func (m *measurement) addTraffic(part *part, pair pairEnds, x exchange) {
 		serveCtx, clientDone = context.WithCancel(part.ctx)
 	}
 	for j, server := range pair.servers {
-		m.add(part, server, fmt.Sprintf("server %d of pair %d%s", j, x.pair, x.suffix), func(w Worker, ready place.Ready) (err error) {
+		m.add(part, server, fmt.Sprintf("server %d of pair %d%s", j, x.pair, x.suffix), func() {}, func(w Worker, ready place.Ready) (err error) {
 			t := traffic(server, workloadOfServer(x.workload, pair.Pair))
 			if t.Address = pair.Listen(server.place, settings.IP); t.Address.Port() == 0 {
 				t.Address = netip.AddrPortFrom(t.Address.Addr(), settings.PortOf(x.pair))
@@ -181,13 +204,13 @@ func (m *measurement) addTraffic(part *part, pair pairEnds, x exchange) {
 			return err
 		})
 	}
-	m.add(part, pair.client, fmt.Sprintf("client of pair %d%s", x.pair, x.suffix), func(w Worker, ready place.Ready) (err error) {
-		defer func() {
-			clientDone()
-			if m.driving.Add(-1) == 0 && m.early != nil {
-				close(m.early)
-			}
-		}()
+	done := func() {
+		clientDone()
+		if m.driving.Add(-1) == 0 && m.early != nil {
+			close(m.early)
+		}
+	}
+	m.add(part, pair.client, fmt.Sprintf("client of pair %d%s", x.pair, x.suffix), done, func(w Worker, ready place.Ready) (err error) {
 		t := traffic(pair.client, x.workload)
 		for range pair.servers {
 			select {
@@ -221,7 +244,7 @@ func workloadOfServer(w spec.Workload, p place.Pair) spec.Workload {
 // addSampler adds the task that samples a node.
 func (m *measurement) addSampler(node place.Place) {
 	part := m.newPart()
-	m.add(part, end{node, controlOf(node)}, "sample", func(w Worker, ready place.Ready) error {
+	m.add(part, end{node, controlOf(node)}, "sample", func() {}, func(w Worker, ready place.Ready) error {
 		sample, err := w.Sample(part.ctx, place.Sampling{
 			Place: node.Name, CPUs: m.sampleCPUs[node.Name], Connections: m.cell.connections(),
 			Warmup: time.Duration(m.spec.Warmup), Duration: time.Duration(m.spec.Duration), Early: m.early,
@@ -244,12 +267,14 @@ func (m *measurement) addSampler(node place.Place) {
 	})
 }
 
-// add adds a task of a worker to a part. The first task that fails makes the part fail, and stops its other tasks.
-func (m *measurement) add(p *part, s end, role string, do func(w Worker, ready place.Ready) error) {
+// add adds a task of a worker to a part, which calls done at its end, even if there is no worker. The first task that fails makes the
+// part fail, and stops its other tasks.
+func (m *measurement) add(p *part, s end, role string, done func(), do func(w Worker, ready place.Ready) error) {
 	who := s.place.Name + " (" + role + ")"
 	p.ends = append(p.ends, s)
 	m.gate.expect(who, p.cancel)
 	m.tasks = append(m.tasks, func() error {
+		defer done()
 		w, err := m.openWorker(p.ctx, s.key, s.place)
 		if err == nil {
 			err = do(w, func(uint16) (time.Time, error) { return m.gate.ready(p.ctx, who) })

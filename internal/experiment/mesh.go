@@ -32,7 +32,7 @@ func (m *measurement) newPart() *part {
 	return p
 }
 
-// Limits for a pair of a mesh: how long it may take to get ready, and to end after its traffic.
+// Limits for a pair of a mesh: how long it may take to get ready, in addition to Cell.preparation, and to end after its traffic.
 const (
 	readyTime = 10 * time.Second
 	endTime   = 5 * time.Second
@@ -40,8 +40,9 @@ const (
 
 // hurry ends the pairs that keep the others waiting. It does so until stop is called.
 func (m *measurement) hurry() (stop func()) {
-	start := time.AfterFunc(readyTime, func() { m.gate.endUnready(fmt.Sprintf("was not ready after %s", readyTime)) })
-	end := time.AfterFunc(readyTime+endTime+m.cell.time(), func() { m.gate.endRunning(fmt.Sprintf("had not ended %s after its traffic", endTime)) })
+	ready := readyTime + m.cell.preparation()
+	start := time.AfterFunc(ready, func() { m.gate.endUnready(fmt.Sprintf("was not ready after %s", ready)) })
+	end := time.AfterFunc(ready+endTime+m.cell.time(), func() { m.gate.endRunning(fmt.Sprintf("had not ended %s after its traffic", endTime)) })
 	return func() { start.Stop(); end.Stop() }
 }
 

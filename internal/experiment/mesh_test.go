@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/metrics"
@@ -256,5 +257,113 @@ func TestMeshWithoutAGoodNode(t *testing.T) {
 	defer r.Close()
 	if _, err := r.Measure(t.Context(), out); err == nil || !strings.Contains(err.Error(), "every pair failed") {
 		t.Errorf("the run ends with %v", err)
+	}
+}
+
+// requests is a workload of http whose connections are known beforehand.
+func requests() spec.Workload {
+	return spec.Workload{Name: "requests", HTTP: &spec.Traffic{
+		Tool: spec.ToolNative, Protocol: "tcp", IP: 4, Connections: 1, Requests: 10, Duration: spec.Duration(time.Minute), Warmup: 1e6,
+	}}
+}
+
+// In a mesh, conntrack of a node needs room for the connections of one pair, and samplers may wait for it.
+func TestMeshWaitsForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, exp := newFake(4), meshOf(t, 4)
+		exp.Spec.Workloads = []spec.Workload{requests()}
+		f.prepares = func(call string) time.Duration {
+			if call == "sample" {
+				return place.RoomWait - time.Second
+			}
+			return 0
+		}
+		for _, c := range f.plan(exp).Cells {
+			if n := c.connections(); n != 10 {
+				t.Fatalf("room for %d connections, want those of one pair", n)
+			}
+		}
+		trials, err := measure(t, t.Context(), f, exp, new(memory), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tr := range trials {
+			if len(tr.Hosts) != 1 || len(tr.Warnings) > 0 {
+				t.Fatalf("%d hosts, warnings %v", len(tr.Hosts), tr.Warnings)
+			}
+		}
+	})
+}
+
+// TestMeshOfPreparedApplications: a server that is prepared for minutes is not late.
+func TestMeshOfPreparedApplications(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, exp := newFake(3), meshOf(t, 3)
+		postgres := cache()
+		postgres.Application.Tool = spec.ToolPostgres
+		exp.Spec.Workloads = []spec.Workload{postgres}
+		f.tools = map[string]string{spec.ToolPostgres: "15"}
+		f.prepares = func(call string) time.Duration {
+			if call == "serve" {
+				return place.PrepareWait - time.Second
+			}
+			return 0
+		}
+		trials, err := measure(t, t.Context(), f, exp, new(memory), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if good, bad := links(trials); len(good) != 3*2 || len(bad) > 0 {
+			t.Errorf("good %v, bad %v", good, bad)
+		}
+	})
+}
+
+// TestMeshEndsEarly: the window of a number of requests ends with the last client, also if one could not begin.
+func TestMeshEndsEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, exp := newFake(4), meshOf(t, 4)
+		exp.Spec.Workloads = []spec.Workload{requests()}
+		f.waits, f.takes = true, time.Second
+		f.refuses = func(at string, use place.Use) bool { return use == place.ForTraffic && strings.HasPrefix(at, "node2") }
+		trials, err := measure(t, t.Context(), f, exp, new(memory), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tr := range trials {
+			if tr.Took > 30 {
+				t.Errorf("trial %d took %.0f s, as long as it may", tr.Order, tr.Took)
+			}
+		}
+	})
+}
+
+// TestMeshWithAnUnsampledNode: without what a machine's CPUs did, a trial has no CPU time per gigabyte, unless the machine had no
+// traffic.
+func TestMeshWithAnUnsampledNode(t *testing.T) {
+	for name, fails := range map[string]string{"no sample": "sample", "no traffic either": ""} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFake(4)
+				f.apart = true
+				f.fail = func(call, at string) error {
+					if strings.HasPrefix(at, "node2") && call != "describe" && (fails == "" || call == fails) {
+						return errors.New("no " + call)
+					}
+					return nil
+				}
+				trials, err := measure(t, t.Context(), f, meshOf(t, 4), new(memory), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, tr := range trials {
+					_, bad := links([]record.Trial{tr})
+					_, known := tr.Metrics[metrics.CPUPerGB]
+					if known != (fails == "") || tr.Metrics[metrics.Throughput] == 0 || len(tr.Hosts) != 3 || len(bad) > 0 != (fails == "") {
+						t.Errorf("trial %d: %v, with %d hosts, bad %v", tr.Order, tr.Metrics, len(tr.Hosts), bad)
+					}
+				}
+			})
+		})
 	}
 }

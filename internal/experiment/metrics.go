@@ -148,16 +148,17 @@ func cpuMetrics(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes
 	var busy, softirq, interrupts, switches float64
 	for _, h := range t.Hosts {
 		scale := t.Window / h.Seconds
-		if spec.Requests > 0 || spec.Iterations > 0 { // after which nothing more was done
+		if spec.Counted() { // countedMessages does not scale either
 			scale = 1
 		}
 		switches += float64(h.Switches) * scale
 		for _, cpu := range h.CPUs {
-			busy += cpu.Busy * scale
+			busy += busyTime(h, cpu) * scale
 			softirq += cpu.Softirq * scale
 			interrupts += float64(cpu.Interrupts) * scale
 		}
 	}
+	busy = max(busy, softirq)
 	switch {
 	case len(t.Hosts) == 0: // unknown use is not zero use
 		clientCPUMetrics(t, m)
@@ -169,6 +170,9 @@ func cpuMetrics(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes
 		}
 	case m[metrics.Rate] > 0:
 		messages := m[metrics.Rate] * t.Window
+		if spec.Counted() {
+			messages = countedMessages(t)
+		}
 		m[metrics.CPUPerMessage] = busy / messages
 		// A container may not see them.
 		if interrupts > 0 {
@@ -178,6 +182,40 @@ func cpuMetrics(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes
 			m[metrics.SwitchesPerMessage] = switches / messages
 		}
 	}
+}
+
+// leaveOutCPUs removes what cpuMetrics fills in.
+func leaveOutCPUs(m map[string]float64) {
+	for _, name := range []string{
+		metrics.CPUPerGB, metrics.SoftirqPerGB, metrics.InterruptsPerGB,
+		metrics.CPUPerMessage, metrics.InterruptsPerMessage, metrics.SwitchesPerMessage,
+	} {
+		delete(m, name)
+	}
+}
+
+// busyTime returns how long a core was busy, for a sum over cores. Idle time may be off by a tick at each edge of the window, so an
+// idle core may seem to have been busy for less than nothing. Such errors cancel out in a sum, but only if no core is rounded up
+// to 0, as CPU.Busy is.
+func busyTime(h record.Host, cpu record.CPU) float64 {
+	if cpu.Idle == 0 { // fully busy, or unknown
+		return cpu.Busy
+	}
+	return h.Seconds - cpu.Idle
+}
+
+// countedMessages returns how many messages the pairs made while the hosts were sampled, if each pair stops after a number of them.
+// Pairs end at different times, so the sum of their rates holds only until the first one ends. A tool that takes longer than the
+// window is sampled for a part of its time.
+func countedMessages(t *record.Trial) (messages float64) {
+	sampled := 0.0
+	for _, h := range t.Hosts {
+		sampled = max(sampled, h.Seconds)
+	}
+	for _, p := range t.PerPair {
+		messages += float64(p.Client.Messages) * min(1, ratio(sampled, p.Client.Seconds))
+	}
+	return messages
 }
 
 // daemonSetMetrics fills in what the observed DaemonSets used, as means over the nodes. A DaemonSet without values on some node

@@ -2,6 +2,7 @@ package experiment
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -125,6 +126,56 @@ func TestPerRoundTrip(t *testing.T) {
 		delete(trial.Metrics, metrics.Rate)
 		if diff := cmp.Diff(tt.want, trial.Metrics, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
 			t.Errorf("%d interrupts, %d switches (-want +got):\n%s", tt.interrupts, tt.switches, diff)
+		}
+	}
+}
+
+// TestPerMessageOfCounted: pairs that stop after a number of messages, each at its own time, share the CPU time until the last one
+// stops. Redis' client may take longer than the window, of which the hosts see only a part.
+func TestPerMessageOfCounted(t *testing.T) {
+	pair := func(messages uint64, seconds float64) record.Pair {
+		return record.Pair{Client: record.Endpoint{Messages: messages, Seconds: seconds, Completion: seconds}}
+	}
+	for name, tt := range map[string]struct {
+		of    spec.Workload
+		pairs []record.Pair
+		want  float64
+	}{
+		"iterations": {spec.Workload{PingPong: &spec.Traffic{Iterations: 1000, Duration: 60e9}}, []record.Pair{pair(1000, 0.5), pair(1000, 2)}, 1e-3},
+		"requests":   {spec.Workload{HTTP: &spec.Traffic{Requests: 1000, Duration: 60e9}}, []record.Pair{pair(1000, 0.5), pair(1000, 2)}, 1e-3},
+		"redis":      {spec.Workload{Application: &spec.Traffic{Tool: spec.ToolRedis, Duration: 3e9}}, []record.Pair{pair(1000, 1), pair(3000, 2)}, 0.5e-3},
+		"redis late": {spec.Workload{Application: &spec.Traffic{Tool: spec.ToolRedis, Duration: 2e9}}, []record.Pair{pair(1000, 1), pair(2000, 4)}, 1e-3},
+	} {
+		trial := record.Trial{Hosts: []record.Host{{Seconds: 2, Switches: 4000, CPUs: []record.CPU{{Busy: 2}}}}, PerPair: tt.pairs}
+		if err := fillMetrics(Cell{Workload: tt.of}, &trial); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		want := map[string]float64{metrics.CPUPerMessage: tt.want, metrics.SwitchesPerMessage: 2000 * tt.want}
+		got := map[string]float64{metrics.CPUPerMessage: trial.Metrics[metrics.CPUPerMessage], metrics.SwitchesPerMessage: trial.Metrics[metrics.SwitchesPerMessage]}
+		if diff := cmp.Diff(want, got, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestBusyOfIdleCores: idle times are off by a tick or two in both directions, and the errors of idle cores cancel out.
+func TestBusyOfIdleCores(t *testing.T) {
+	c := Cell{Workload: spec.Workload{PingPong: &spec.Traffic{Duration: 2e9}}}
+	core := func(idle, busy float64) record.CPU { return record.CPU{Idle: idle, Busy: busy} } // as collect records them
+	for name, tt := range map[string]struct {
+		cores []record.CPU
+		want  float64
+	}{
+		"idle ones":  {[]record.CPU{core(1.5, 0.5), core(1.99, 0.01), core(2.01, 0), core(2.02, 0), core(1.98, 0.02)}, 0.5},
+		"a full one": {[]record.CPU{core(0, 2), core(2.01, 0), core(1.99, 0.01)}, 2},
+		"all idle":   {[]record.CPU{core(2.01, 0.001), {Idle: 2, Busy: 0.002, Softirq: 0.002}}, 0.002},
+	} {
+		trial := record.Trial{Hosts: []record.Host{{Seconds: 2, CPUs: tt.cores}}, PerPair: []record.Pair{{Client: record.Endpoint{Seconds: 2, Messages: 1000}}}}
+		if err := fillMetrics(c, &trial); err != nil {
+			t.Fatal(err)
+		}
+		if got := trial.Metrics[metrics.CPUPerMessage] * 1000; math.Abs(got-tt.want) > 1e-9 {
+			t.Errorf("%s: busy for %v s, want %v", name, got, tt.want)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/words"
@@ -148,13 +149,28 @@ func (c Cell) time() time.Duration {
 	return time.Duration(t.Warmup) + time.Duration(t.Duration) + deadTime
 }
 
-// connections returns how many connections a trial opens in its window, 0 if that is not known beforehand.
+// connections returns how many connections a trial opens in its window at a node, 0 if that is not known beforehand. In a round of a
+// mesh, a node has one pair.
 func (c Cell) connections() int {
 	t := c.Workload.Traffic()
-	if t.KeepAlive {
+	switch {
+	case t.KeepAlive:
 		return 0
+	case c.Round > 0:
+		return t.Requests
 	}
 	return t.Requests * c.Pairs
+}
+
+// preparation bounds how long the parts of a trial may rightly take to get ready, beyond what any trial takes.
+func (c Cell) preparation() time.Duration {
+	switch {
+	case c.connections() > 0:
+		return place.RoomWait
+	case c.Workload.Traffic().Tool == spec.ToolPostgres:
+		return place.PrepareWait
+	}
+	return 0
 }
 
 // congestion describes the congestion control of the tools other than the engine; "" if no workload uses such a tool.

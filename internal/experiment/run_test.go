@@ -65,6 +65,14 @@ type fakeTarget struct {
 	physicalHost func() string
 	// slow implements Slow.
 	slow error
+	// apart means that each node is a machine of its own.
+	apart bool
+	// prepares is how long a call takes until it is ready; it may be nil.
+	prepares func(call string) time.Duration
+	// refuses says where no worker can be started; it may be nil.
+	refuses func(place string, use place.Use) bool
+	// waits means that samplers wait for the end of their window.
+	waits bool
 }
 
 func newFake(nodes int) *fakeTarget {
@@ -136,7 +144,7 @@ func (n *fakeNetwork) Places() (all []place.Place) {
 func (n *fakeNetwork) Worker(_ context.Context, p place.Place, use place.Use) (Worker, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.away {
+	if n.away || n.refuses != nil && n.refuses(p.Name, use) {
 		return nil, errors.New("connection refused")
 	}
 	n.workers++
@@ -170,7 +178,23 @@ func (w *fakeWorker) call(name string) error {
 }
 
 func (w *fakeWorker) Describe(context.Context, place.Place) (record.Node, error) {
-	return record.Node{Name: w.place, Boot: "one", Tools: w.tools, Busy: w.busy, Held: w.held}, w.call("describe")
+	return record.Node{Name: w.place, Boot: w.boot(), Tools: w.tools, Busy: w.busy, Held: w.held}, w.call("describe")
+}
+
+// boot identifies the machine of a worker.
+func (w *fakeWorker) boot() string {
+	if !w.apart {
+		return "one"
+	}
+	node, _, _ := strings.Cut(w.place, "/")
+	return node
+}
+
+// prepare waits until a call is ready.
+func (w *fakeWorker) prepare(call string) {
+	if w.prepares != nil {
+		time.Sleep(w.prepares(call))
+	}
 }
 
 func (w *fakeWorker) Serve(ctx context.Context, t place.Traffic, ready place.Ready) (record.Endpoint, error) {
@@ -180,6 +204,7 @@ func (w *fakeWorker) Serve(ctx context.Context, t place.Traffic, ready place.Rea
 	if w.hang("serve") || w.hangAt != nil && w.hangAt("serve", w.place) {
 		<-ctx.Done()
 	}
+	w.prepare("serve")
 	_, err := ready(4242)
 	if ctx.Err() != nil {
 		err = ctx.Err()
@@ -222,10 +247,17 @@ func (w *fakeWorker) Sample(_ context.Context, q place.Sampling, ready place.Rea
 	if err := w.call("sample"); err != nil {
 		return record.Sample{}, err
 	}
+	w.prepare("sample")
 	_, err := ready(0)
+	if w.waits && err == nil {
+		select {
+		case <-q.Early:
+		case <-time.After(q.Duration):
+		}
+	}
 	var host *record.Host
 	if q.CPUs {
-		host = &record.Host{Boot: "one", Seconds: 1, Source: record.SoftirqEBPF, CPUs: []record.CPU{{Busy: 0.5, Softirq: 0.25}}}
+		host = &record.Host{Boot: w.boot(), Seconds: 1, Source: record.SoftirqEBPF, CPUs: []record.CPU{{Busy: 0.5, Softirq: 0.25}}}
 	}
 	if host != nil && w.physicalHost != nil {
 		host.PhysicalHost = w.physicalHost()

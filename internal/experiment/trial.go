@@ -19,10 +19,7 @@ const slack = 30 * time.Second
 
 // trial applies a variant, measures a cell, and puts everything back.
 func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.Trial, moved func(bytes, messages uint64)) (err error) {
-	run, most := ctx, c.time()+slack
-	if c.connections() > 0 {
-		most += place.RoomWait
-	}
+	run, most := ctx, c.time()+c.preparation()+slack
 	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("the trial has not ended %s after its traffic", slack))
 	defer cancel()
 	defer func() {

@@ -153,6 +153,9 @@ const (
 	ForControl Use = "control"
 )
 
+// PrepareWait bounds how long the commands that prepare an application's server may take: a database for 1024 connections has 15 GB.
+const PrepareWait = 5 * time.Minute
+
 // RoomWait bounds how long a sampler waits until conntrack has room for the connections of a trial.
 const RoomWait = 150 * time.Second
 

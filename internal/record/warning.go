@@ -98,7 +98,7 @@ var warningKinds = []WarningKind{
 		Meaning: "TCP retransmitted a notable share of its segments",
 		Effect:  "Lost segments slow TCP down, so values vary more."},
 	{Code: WarnDrops, Severity: Caution,
-		Meaning: "a device or backlog dropped packets",
+		Meaning: "a device, a backlog or connection tracking dropped packets",
 		Effect:  "Dropped packets lower throughput or raise latency."},
 	{Code: WarnErrors, Severity: Serious,
 		Meaning: "HTTP requests, or connections of connect, failed",

@@ -38,10 +38,15 @@ func (s Spec) visit(to netip.AddrPort, c *conn, r *run) error {
 	v.dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
 		return joinControl(raw, func(fd int) error { return setCongestionControl(fd, s) })
 	}
+	first := s.first(r)
 	for seq := int64(0); ; seq++ {
-		due := r.Start + seq*int64(time.Second)/int64(s.Rate)
+		due := first + s.after(seq)
 		if due >= r.To {
 			break
+		}
+		if c.from.at == 0 && due > r.From { // the edge is not that of the next user
+			r.await(r.From, sleeper{}, false)
+			c.mark(r, r.now())
 		}
 		r.await(due, sleeper{}, false)
 		if r.stopped.Load() {

@@ -227,7 +227,8 @@ func (h *httpServer) accept(listening int32) (*session, error) {
 		closeSocket(int(fd))
 		return nil, err
 	}
-	if len(h.sessions)-h.ours >= maxPending {
+	// A client may open all its connections before it requests anything.
+	if len(h.sessions)-h.ours >= maxPending+h.spec.Connections {
 		h.refuseOne()
 	}
 	return h.session(int(fd)), nil

@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -592,4 +594,66 @@ func FuzzRequest(f *testing.F) {
 			t.Errorf("%q:\n%+v, but Go has %s %s, close %t, length %d", b, h, r.Method, r.RequestURI, r.Close, r.ContentLength)
 		}
 	})
+}
+
+// TestConnectionsBeforeRequests checks that a server refuses none of the connections of its client, which may open all of them
+// before it requests anything.
+func TestConnectionsBeforeRequests(t *testing.T) {
+	n := min(4000, maxPending*runtime.NumCPU()+50)
+	spec := Spec{Kind: HTTP, Size: 5, Connections: n, KeepAlive: true, EventLoop: true, Secret: newSecret()}
+	s, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := accept(t, s)
+	defer server.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	now := Now()
+	go func() {
+		_, err := server.Run(ctx, Window{now, now, now + int64(time.Hour)}, func(Progress) {})
+		ended <- err
+	}()
+	defer func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("the server ended with %v", err)
+		}
+	}()
+	conns := make([]net.Conn, n)
+	for i := range conns {
+		if conns[i], err = net.Dial("tcp", s.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		defer conns[i].Close()
+	}
+	testenv.Await(t, 10*time.Second, "all are accepted", func() bool {
+		info, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		return err == nil && info.Unacked == 0 // of a listener: the connections that wait
+	})
+	for _, c := range conns {
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_, err := io.WriteString(c, "GET "+spec.Secret.Path()+"/ HTTP/1.1\r\n\r\n")
+		if _, readErr := io.ReadFull(c, make([]byte, len("HTTP/1.1 200"))); err != nil || readErr != nil {
+			t.Fatalf("no answer: %v", errors.Join(err, readErr))
+		}
+	}
+	if refused := server.auth.refused.Load(); refused > 0 {
+		t.Errorf("%d of the client's own connections were refused", refused)
+	}
+}
+
+// TestNoTimeNoRate checks that the result of a thread whose window has no length can be recorded: one that is left without a request
+// may end in the moment in which the window begins.
+func TestNoTimeNoRate(t *testing.T) {
+	e := &End{spec: Spec{Kind: HTTP}, listening: -1, conns: unconnected(2)}
+	e.conns[0].from.at, e.conns[0].to.at = 100, 100
+	e.conns[1].from.at, e.conns[1].to = 100, edge{at: 100 + 1e9, bytes: 1000, messages: 10}
+	out, err := e.result()
+	if err != nil || out.BitsPerSecond != 8000 {
+		t.Errorf("%v bit/s, %v", out.BitsPerSecond, err)
+	}
+	if _, err := json.Marshal(out); err != nil {
+		t.Error(err)
+	}
 }

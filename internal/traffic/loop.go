@@ -3,7 +3,6 @@
 package traffic
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -42,9 +41,12 @@ type flow struct {
 	// full the time since when the connection has had no room for it.
 	seq              uint64
 	due, begun, full int64
-	// finished means that a sender under load has sent everything. answered counts the answers.
+	// Of a sender under load: first is when its first message is due, and finished means that it has sent everything. answered counts
+	// the answers, and seen recognises their duplicates.
+	first    int64
 	finished bool
 	answered uint64
+	seen     *arrivals
 }
 
 // looped is one end of one kind of traffic on a loop.
@@ -70,7 +72,7 @@ func (l *loop) looped(client bool) looped {
 	case l.spec.Kind == PingPong && client:
 		return &loopAsk{loop: l}
 	case l.spec.Kind == UnderLoad && client:
-		return &loopLoad{loop: l, timer: -1}
+		return &loopLoad{loop: l, timer: -1, next: math.MaxInt64, queue: make([]*flow, len(l.flows))}
 	}
 	return loopEcho{&loopServer{loop: l}}
 }
@@ -333,8 +335,8 @@ func (l *loopAsk) begin(f *flow) error {
 func (l *loopAsk) next(f *flow, now int64) error {
 	f.seq++
 	f.got, f.begun, f.rest = 0, now, f.out
-	if l.spec.numbered() {
-		binary.LittleEndian.PutUint64(f.out, f.seq)
+	if l.spec.UDP {
+		putNumber(f.out, f.seq)
 	}
 	_, err := l.push(f)
 	return err
@@ -349,7 +351,7 @@ func (l *loopAsk) ready(f *flow, _ uint32) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("round trip: %w", err)
-	case l.spec.UDP && l.spec.numbered() && binary.LittleEndian.Uint64(f.in) != f.seq:
+	case l.spec.UDP && (n == 0 || !hasNumber(f.in, f.seq)):
 		return nil
 	case n == 0 && !l.spec.UDP:
 		return fmt.Errorf("round trip: %w", io.ErrUnexpectedEOF)

@@ -3,7 +3,6 @@
 package traffic
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -24,11 +23,18 @@ type loopLoad struct {
 	set   int64
 	// next is when the next message on any connection is due.
 	next int64
+	// queue is a ring, which begins at head, of the connections that wait for their next message to be due, in that order. Those that
+	// wait for room are not in it.
+	queue         []*flow
+	head, waiting int
 }
 
 func (l *loopLoad) begin(f *flow) error {
-	f.in, f.out = make([]byte, l.spec.Size), l.spec.payload()
-	f.due, l.next = l.r.Start, l.r.Start
+	f.in, f.out, f.seen = make([]byte, l.spec.Size), l.spec.payload(), l.spec.answers()
+	f.first = l.spec.first(l.r)
+	if f.due = f.first; l.spec.Rate > 0 {
+		l.schedule(f)
+	}
 	if l.timer >= 0 {
 		return l.watch(f, l.wants(f))
 	}
@@ -73,7 +79,7 @@ func (l *loopLoad) take(f *flow) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("receive: %w", err)
-	case l.spec.UDP && (string(f.in[:n]) == l.spec.hello() || n < len(f.in)):
+	case l.spec.UDP && (string(f.in[:n]) == l.spec.hello() || n < len(f.in) || f.seen != nil && !f.seen.take(f.in, now)):
 		return nil
 	case n == 0 && now < l.r.To && !l.r.stopped.Load():
 		return fmt.Errorf("receive: the server closed before the window's end: %w", io.ErrUnexpectedEOF)
@@ -84,7 +90,7 @@ func (l *loopLoad) take(f *flow) error {
 		return nil
 	}
 	f.got = 0
-	if at := int64(binary.LittleEndian.Uint64(f.in)); at >= l.r.From && at < l.r.To {
+	if at := l.spec.stamped(f.in); at >= l.r.From && at < l.r.To {
 		f.answered++
 		f.record(now - at)
 	}
@@ -105,7 +111,7 @@ func (l *loopLoad) send(f *flow) error {
 	case f.begun >= l.r.To+int64(lostAfter):
 		return l.abandon(f)
 	}
-	binary.LittleEndian.PutUint64(f.out, uint64(f.due))
+	l.spec.stamp(f.out, f.due, int64(f.seq))
 	f.rest, f.full = f.out, 0
 	return l.push(f)
 }
@@ -126,12 +132,35 @@ func (l *loopLoad) push(f *flow) error {
 		f.pace.held(l.r, f.full)
 	}
 	f.pace.account(l.r, f.due, f.begun)
+	f.seq++
 	if l.spec.Rate > 0 {
-		f.seq++
-		f.due = l.spec.due(l.r, int64(f.seq))
-		l.next = min(l.next, f.due)
+		f.due = f.first + l.spec.after(int64(f.seq))
+		l.schedule(f)
 	}
 	return l.watch(f, l.wants(f))
+}
+
+// schedule puts a connection into the queue. All have the same interval, so its next message is due after those of all others,
+// unless it is late.
+func (l *loopLoad) schedule(f *flow) {
+	place := func(i int) **flow { return &l.queue[(l.head+i)%len(l.queue)] }
+	i := l.waiting
+	for ; i > 0 && (*place(i - 1)).due > f.due; i-- {
+		*place(i) = *place(i - 1)
+	}
+	*place(i) = f
+	l.waiting++
+	l.next = (*place(0)).due
+}
+
+// unschedule takes the first connection from the queue.
+func (l *loopLoad) unschedule() *flow {
+	f := l.queue[l.head]
+	l.head, l.waiting = (l.head+1)%len(l.queue), l.waiting-1
+	if l.next = math.MaxInt64; l.waiting > 0 {
+		l.next = l.queue[l.head].due
+	}
+	return f
 }
 
 func (l *loopLoad) abandon(f *flow) error {
@@ -149,10 +178,20 @@ func (l *loopLoad) finish(f *flow) error {
 }
 
 func (l *loopLoad) turn(now int64, _ bool) (time.Duration, bool, error) {
-	if now < l.next && now < l.r.To {
+	if now < l.r.To {
+		// Not more than one message for each connection, because otherwise replies would wait if the rate cannot be reached.
+		for range l.flows {
+			if now < l.next {
+				break
+			}
+			f := l.unschedule()
+			if err := l.settle(f, l.tend(f, now)); err != nil {
+				return 0, true, err
+			}
+		}
 		return l.sleep(now)
 	}
-	l.next = math.MaxInt64
+	l.waiting, l.next = 0, math.MaxInt64 // from now on, look after all of them
 	for i := range l.flows {
 		f := &l.flows[i]
 		if err := l.settle(f, l.tend(f, now)); err != nil {
@@ -167,7 +206,7 @@ func (l *loopLoad) tend(f *flow, now int64) error {
 	switch last := now >= l.r.To+int64(lostAfter); {
 	case f.ended:
 	case f.finished:
-		if last || now >= l.r.To && f.answered == f.pace.sent.Load() {
+		if last || now >= l.r.To && f.answered >= f.pace.sent.Load() {
 			return io.EOF
 		}
 	case last:
@@ -177,22 +216,23 @@ func (l *loopLoad) tend(f *flow, now int64) error {
 		if now >= l.r.To {
 			return l.finish(f)
 		}
-	case f.due <= now:
+	case min(f.due, l.r.To) <= now:
 		return l.send(f)
-	default:
-		l.next = min(l.next, f.due)
 	}
 	return nil
 }
 
 // sleep returns how long the poller may wait: 0 if the next message is due shortly or Spec.Busy is set, and otherwise
-// stallCheck, with the timer set to wake it earlier for that message.
+// stallCheck, with the timer set to wake it earlier for that message or for an edge of the window.
 func (l *loopLoad) sleep(now int64) (time.Duration, bool, error) {
-	at := l.next - int64(spin)
-	if l.next == math.MaxInt64 {
+	at := l.edge
+	if l.next != math.MaxInt64 {
+		if at = min(at, l.next-int64(spin)); l.spec.Busy || at <= now {
+			return 0, l.r.stopped.Load(), nil
+		}
+	}
+	if at == math.MaxInt64 {
 		at = 0 // none
-	} else if l.spec.Busy || at <= now {
-		return 0, l.r.stopped.Load(), nil
 	}
 	if at != l.set {
 		l.set = at
@@ -207,7 +247,7 @@ func (l *loopLoad) sleep(now int64) (time.Duration, bool, error) {
 func (l *loopLoad) end() {
 	for i := range l.flows {
 		f := &l.flows[i]
-		f.to.lost = f.pace.sent.Load() - f.answered
+		f.to.lost = f.pace.unanswered(f.answered)
 	}
 	if l.timer >= 0 {
 		closeSocket(l.timer)

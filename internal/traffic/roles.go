@@ -121,8 +121,8 @@ func (s Spec) ask(c *conn, r *run) error {
 	out, in := s.payload(), make([]byte, s.Size)
 	sent := r.now()
 	for seq := uint64(1); ; seq++ {
-		if s.numbered() {
-			binary.LittleEndian.PutUint64(out, seq)
+		if s.UDP {
+			putNumber(out, seq)
 		}
 		err := sendAll(c.fd, out, r, tail)
 		if err == nil {
@@ -191,8 +191,30 @@ func sendAll(fd int, b []byte, r *run, after time.Duration) error {
 	return nil
 }
 
-// numbered reports whether messages carry a number, by which a client distinguishes the reply that it awaits from a late one.
-func (s Spec) numbered() bool { return s.UDP && s.Size >= 8 }
+// putNumber writes the number of a UDP message, by which a client distinguishes the reply that it awaits from a late one. A message
+// of less than 8 bytes has only as many of the number's low bytes.
+func putNumber(b []byte, number uint64) {
+	if len(b) >= 8 {
+		binary.LittleEndian.PutUint64(b, number)
+		return
+	}
+	for i := range b {
+		b[i] = byte(number >> (8 * i))
+	}
+}
+
+// hasNumber reports whether a message has this number.
+func hasNumber(b []byte, number uint64) bool {
+	if len(b) >= 8 {
+		return binary.LittleEndian.Uint64(b) == number
+	}
+	for i := range b {
+		if b[i] != byte(number>>(8*i)) {
+			return false
+		}
+	}
+	return true
+}
 
 // reply reads one message into in, until giveUp. Over UDP it reads the one with the number seq.
 func (s Spec) reply(c *conn, r *run, in []byte, seq uint64, giveUp int64) error {
@@ -211,7 +233,7 @@ func (s Spec) reply(c *conn, r *run, in []byte, seq uint64, giveUp int64) error 
 		case err != nil:
 			return err
 		case s.UDP:
-			if !s.numbered() || binary.LittleEndian.Uint64(in) == seq {
+			if n > 0 && hasNumber(in, seq) {
 				return nil
 			}
 		case n == 0:

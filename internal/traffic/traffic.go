@@ -183,6 +183,17 @@ func (c *conn) mark(r *run, now int64) {
 	}
 }
 
+// passed records the edge of the window that lies before a time up to which everything has been counted, with the edge's own time:
+// at a low rate the next message may come long after it.
+func (c *conn) passed(r *run, counted int64) {
+	switch {
+	case c.from.at == 0 && counted >= r.From:
+		c.mark(r, r.From)
+	case c.to.at == 0 && counted >= r.To:
+		c.mark(r, r.To)
+	}
+}
+
 // edge returns the counts of a connection, for the time now.
 func (c *conn) edge(now int64) edge {
 	return edge{
@@ -355,7 +366,9 @@ func (e *End) result() (record.Endpoint, error) {
 		out.Seconds += seconds / float64(len(e.conns))
 		out.Bytes += bytes
 		// Each connection has its own edges, so add up rates: bytes over a common time would be wrong.
-		out.BitsPerSecond += float64(bytes) * 8 / seconds
+		if seconds > 0 { // a client whose requests others have made may end as its window begins
+			out.BitsPerSecond += float64(bytes) * 8 / seconds
+		}
 		out.Messages += c.to.messages - c.from.messages
 		out.Lost += c.to.lost - c.from.lost
 		out.Retransmits += c.to.retransmits - c.from.retransmits

@@ -556,6 +556,48 @@ func testLostMessages(t *testing.T, loop bool) {
 	}
 }
 
+// repeat is a server that returns each datagram twice, after a delay.
+func repeat(t *testing.T, hello string, delay time.Duration) netip.AddrPort {
+	t.Helper()
+	server, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	go func() {
+		buf := make([]byte, 1<<10)
+		for {
+			n, from, err := server.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			if string(buf[:n]) != hello {
+				time.Sleep(delay)
+				_, _ = server.WriteToUDPAddrPort(buf[:n], from)
+			}
+			_, _ = server.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+	return server.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+// TestDuplicateRoundTrips checks that a second copy of a reply does not count as that to the next message.
+func TestDuplicateRoundTrips(t *testing.T) { bothWays(t, testDuplicateRoundTrips) }
+
+func testDuplicateRoundTrips(t *testing.T, loop bool) {
+	const delay = 2 * time.Millisecond
+	for _, size := range []int{1, 3, 8, 64} {
+		spec := Spec{Kind: PingPong, UDP: true, Size: size, Connections: 1, EventLoop: loop}
+		out, err := drive(t, t.Context(), spec, repeat(t, spec.hello(), delay), 200*time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, at := histogram(t, out); n == 0 || at(0) < delay*9/10 {
+			t.Errorf("%d bytes: %d round trips, the shortest took %s", size, n, at(0))
+		}
+	}
+}
+
 // TestIterations checks that each connection makes the set number of round trips, which ends its window, and that a window that
 // ends earlier is an error.
 func TestIterations(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -19,21 +20,67 @@ func (s Spec) load(c *conn, r *run) error {
 	sent := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for good, because no other goroutine must get its timer slack
-		sent <- s.pace(c.fd, r, &c.pace)
+		err := s.pace(c.fd, r, &c.pace)
+		c.pace.ended.Store(true)
+		sent <- err
 	}()
-	answered, err := s.replies(c, r, &c.pace.sent)
+	answered, err := s.replies(c, r, &c.pace)
 	if err != nil {
 		r.stopped.Store(true)
 	}
 	err = errors.Join(err, <-sent)
-	c.to.lost = c.pace.sent.Load() - answered
+	c.to.lost = c.pace.unanswered(answered)
 	return err
 }
+
+// first returns when the first message of a connection is due: at a random time within the first interval of the schedule. All
+// connections of all pairs start at the same time. Without an offset, each message would be due together with one of every other
+// connection, and its latency would include the wait behind these.
+func (s Spec) first(r *run) int64 {
+	if s.Rate == 0 {
+		return r.Start
+	}
+	return r.Start + rand.Int64N(max(1, s.after(1)))
+}
+
+// numbers reports whether messages under load carry a number, by which a client recognises a second copy of a reply. Over UDP they
+// do, if there is room.
+func (s Spec) numbers() bool { return s.UDP && s.Size >= datagramHeader }
+
+// stamp writes into a message when it was due, and its number.
+func (s Spec) stamp(b []byte, due, seq int64) {
+	if s.numbers() {
+		putHeader(b, uint64(seq)+1, false, due)
+		return
+	}
+	binary.LittleEndian.PutUint64(b, uint64(due))
+}
+
+// stamped returns when a message was due.
+func (s Spec) stamped(b []byte) int64 {
+	if s.numbers() {
+		b = b[8:]
+	}
+	return int64(binary.LittleEndian.Uint64(b))
+}
+
+// answers returns what recognises a second copy of a reply, or nil if messages carry no number.
+func (s Spec) answers() *arrivals {
+	if !s.numbers() {
+		return nil
+	}
+	return new(arrivals)
+}
+
+// after returns the time from the first message of a connection to the one with the number seq, counted from 0.
+func (s Spec) after(seq int64) int64 { return seq * int64(time.Second) / int64(s.Rate) }
 
 // pace records how a sender kept its schedule.
 type pace struct {
 	// sent counts the messages of the window that were sent.
 	sent atomic.Uint64
+	// ended means that a sender with a thread of its own will send nothing more.
+	ended atomic.Bool
 	// due counts all messages of the window, and behind those that were not sent by its end. full is the part of the window in
 	// which the connection had no room.
 	due, behind uint64
@@ -49,13 +96,13 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 		return err
 	}
 	defer sleeper.close()
-	buf := s.payload()
+	buf, first := s.payload(), s.first(r)
 	for seq := int64(0); ; seq++ {
 		now := r.now()
 		due := now
 		if s.Rate > 0 {
-			due = s.due(r, seq)
-			r.await(due, sleeper, s.Busy)
+			due = first + s.after(seq)
+			r.await(min(due, r.To), sleeper, s.Busy)
 			now = r.now()
 		}
 		if due >= r.To || r.stopped.Load() {
@@ -63,7 +110,7 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 		}
 		err := errOver
 		if now < r.To+int64(lostAfter) {
-			binary.LittleEndian.PutUint64(buf, uint64(due))
+			s.stamp(buf, due, seq)
 			err = s.sendNow(fd, buf, r, p)
 		}
 		switch {
@@ -77,10 +124,6 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 	}
 }
 
-func (s Spec) due(r *run, seq int64) int64 {
-	return r.Start + seq*int64(time.Second)/int64(s.Rate)
-}
-
 // account counts a sent message. begun is when sending it began.
 func (p *pace) account(r *run, due, begun int64) {
 	if due < r.From {
@@ -91,6 +134,13 @@ func (p *pace) account(r *run, due, begun int64) {
 	}
 	p.due++
 	p.sent.Add(1)
+}
+
+// unanswered returns how many of the sent messages have no answer. Two copies of an answer may both count if one comes so late
+// that its number is no longer remembered.
+func (p *pace) unanswered(answered uint64) uint64 {
+	sent := p.sent.Load()
+	return sent - min(answered, sent)
 }
 
 // abandon counts the messages from a time on, which will not be sent.
@@ -168,15 +218,16 @@ func (p pacing) warnings(seconds float64) []record.Warning {
 
 func ratio(a, b uint64) float64 { return float64(a) / float64(max(1, b)) }
 
-// replies receives replies until all sent messages of the window are answered, or lostAfter has passed since the window. It
+// replies receives replies until all messages of the window are sent and answered, or lostAfter has passed since the window. It
 // returns how many of these were answered.
-func (s Spec) replies(c *conn, r *run, sent *atomic.Uint64) (answered uint64, err error) {
-	in, hello := make([]byte, s.Size), s.hello()
+func (s Spec) replies(c *conn, r *run, p *pace) (answered uint64, err error) {
+	in, hello, seen := make([]byte, s.Size), s.hello(), s.answers()
 	for got := 0; ; {
 		n, err := receive(c.fd, in[got:])
 		now := r.now()
 		switch {
 		case errors.Is(err, errStalled):
+			c.passed(r, now)
 		case err != nil && now < r.To:
 			return answered, fmt.Errorf("receive: %w", err)
 		case err != nil, n == 0 && !s.UDP:
@@ -185,13 +236,15 @@ func (s Spec) replies(c *conn, r *run, sent *atomic.Uint64) (answered uint64, er
 			}
 			c.mark(r, max(now, r.To))
 			return answered, nil
-		case s.UDP && (string(in[:n]) == hello || n < len(in)):
+		case s.UDP && (string(in[:n]) == hello || n < len(in) || seen != nil && !seen.take(in, now)):
 		default:
 			if got += n; got < len(in) {
 				continue
 			}
 			got = 0
-			if at := int64(binary.LittleEndian.Uint64(in)); at >= r.From && at < r.To {
+			at := s.stamped(in)
+			c.passed(r, at)
+			if at >= r.From && at < r.To {
 				answered++
 				c.record(now - at)
 			}
@@ -202,7 +255,7 @@ func (s Spec) replies(c *conn, r *run, sent *atomic.Uint64) (answered uint64, er
 		switch {
 		case r.stopped.Load(), now >= r.To+int64(lostAfter):
 			return answered, nil
-		case now >= r.To && answered == sent.Load():
+		case now >= r.To && p.ended.Load() && answered >= p.sent.Load():
 			return answered, nil
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/traffic"
@@ -30,12 +31,12 @@ import (
 const (
 	// toolPatience limits how long a tool's server may take until it listens, and how long a client may run after its time.
 	toolPatience = 10 * time.Second
-	// preparePatience limits how long a command that prepares a server may take: a database for 1024 connections has 15 GB.
-	preparePatience = 5 * time.Minute
 	// acceptEvery is the interval between attempts to connect to a server that does not print when it listens.
 	acceptEvery = 10 * time.Millisecond
 	// toolOutput limits the output of a tool that is kept, in bytes.
 	toolOutput = 16 << 20
+	// toolLogs limits what is kept of its logs, so that its output, which comes first, and they fit.
+	toolLogs = toolOutput - 1<<20
 )
 
 // toolEnd is one end of a pair whose traffic another tool generates.
@@ -138,7 +139,7 @@ func serveTool(ctx context.Context, tool tools.Tool, w spec.Workload, at netip.A
 
 // prepare runs commands in the folder of an application's server, one after another.
 func (t *toolEnd) prepare(ctx context.Context, commands [][]string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, preparePatience, fmt.Errorf("still running after %s", preparePatience))
+	ctx, cancel := context.WithTimeoutCause(ctx, place.PrepareWait, fmt.Errorf("still running after %s", place.PrepareWait))
 	defer cancel()
 	for _, argv := range commands {
 		c := &toolEnd{argv: argv, home: t.home, output: new(capture)}
@@ -322,7 +323,8 @@ func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traf
 	return nil
 }
 
-// readLogs appends the logs that an application's client has left in its folder to its output.
+// readLogs appends the logs that an application's client has left in its folder to its output. Of logs that are too long it appends
+// every second line, or fewer: their beginning alone would say nothing about the end of the window.
 func (t *toolEnd) readLogs() error {
 	if t.home == nil {
 		return nil
@@ -333,13 +335,30 @@ func (t *toolEnd) readLogs() error {
 		if err != nil {
 			return fmt.Errorf("read the log of %s: %w", t.argv[0], err)
 		}
-		_, err = io.Copy(t.output, io.LimitReader(f, toolOutput/int64(len(logs))))
+		err = thin(t.output, f, toolLogs/int64(len(logs)))
 		f.Close()
 		if err != nil {
 			return fmt.Errorf("read the log of %s: %w", t.argv[0], err)
 		}
 	}
 	return nil
+}
+
+// thin copies a file to w, or every nth of its lines, so that about most bytes are copied.
+func thin(w io.Writer, f *os.File, most int64) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	n := info.Size()/most + 1
+	out, lines := bufio.NewWriter(w), bufio.NewScanner(io.LimitReader(f, info.Size()))
+	for i := int64(0); lines.Scan(); i++ {
+		if i%n == 0 {
+			_, _ = out.Write(lines.Bytes()) // Flush returns the error
+			_ = out.WriteByte('\n')
+		}
+	}
+	return errors.Join(lines.Err(), out.Flush())
 }
 
 func (t *toolEnd) name() string { return strings.Join(t.argv, " ") }
