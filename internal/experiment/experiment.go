@@ -64,6 +64,8 @@ type Worker interface {
 	// Sample reads counters at both edges of a window.
 	Sample(ctx context.Context, s place.Sampling, ready place.Ready) (record.Sample, error)
 	Apply(ctx context.Context, s place.Steering) ([]record.Setting, error)
+	// Revert reverts Apply, or what a dead worker has applied. It returns the settings that were in force, also with a
+	// place.ChangedError.
 	Revert(ctx context.Context) ([]record.Setting, error)
 	// Alive asks the worker for an answer. Gone reports, without asking, whether its stream has ended.
 	Alive(ctx context.Context) error

@@ -46,15 +46,28 @@ func judge(c Cell, pairs []record.Pair, silent []time.Duration) error {
 		}
 	}
 	for _, p := range pairs {
-		e := receivingEnd(c, &p)
-		measured := time.Duration(e.Seconds * float64(time.Second))
-		far := measured > windowFactor*planned || measured > 0 && measured < planned/windowFactor
-		if far && (measured-planned).Abs() > silentLeast {
-			return record.StalledError(fmt.Sprintf("%s measured for %s in place of %s, so its figures are of other traffic: the machine stood still, or the tool ended too early or too late",
-				e.Place, measured.Round(time.Millisecond), planned))
+		ends := []record.Endpoint{p.Client}
+		if c.Workload.Stream != nil { // otherwise the server notices the edges of the window only with a message
+			ends = append(ends, p.Server)
+		}
+		for _, e := range ends {
+			if err := judgeWindow(e, planned); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// judgeWindow returns an error if an end has measured for another time than the planned one. Some tools do not say for how long.
+func judgeWindow(e record.Endpoint, planned time.Duration) error {
+	measured := time.Duration(e.Seconds * float64(time.Second))
+	far := measured > windowFactor*planned || measured > 0 && measured < planned/windowFactor
+	if !far || (measured-planned).Abs() <= silentLeast {
+		return nil
+	}
+	return record.StalledError(fmt.Sprintf("%s measured for %s in place of %s, so its figures are of other traffic: the machine stood still, or the tool ended too early or too late",
+		e.Place, measured.Round(time.Millisecond), planned))
 }
 
 // judgeBeside returns why the workload beside does not count: without it, the figures are those of the other one alone.

@@ -1,12 +1,14 @@
 package experiment
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 	"time"
 
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 )
@@ -180,6 +182,19 @@ func (n *network) heldWarnings() (all []record.Warning) {
 		}
 	}
 	return all
+}
+
+// noteChangedSettings warns of settings that somebody else changed during a trial: all further trials are measured with their values.
+func (r *Run) noteChangedSettings(failed error) {
+	changed, ok := errors.AsType[place.ChangedError](failed)
+	if !ok {
+		return
+	}
+	w := record.Warnf(record.WarnSettingChanged, "%v", changed)
+	if !slices.Contains(r.lasting, w) {
+		r.note(w.Message)
+		r.lasting = append(r.lasting, w)
+	}
 }
 
 // slowInterrupt is about the time of a packet's whole way through a kernel. An interrupt to another CPU that takes as long

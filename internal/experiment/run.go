@@ -25,7 +25,7 @@ type Run struct {
 	// owner holds this run's settings in the journals.
 	owner    string
 	networks []*network // by fabric
-	// clusters are those of the networks, as they are now. lasting are warnings about them, which every further trial carries.
+	// clusters are those of the networks, as they are now. lasting are the warnings that every further trial carries.
 	clusters []record.Cluster
 	lasting  []record.Warning
 	// done has the trials on record. Those of an earlier run that is resumed come first. They have no time
@@ -331,6 +331,7 @@ func (r *Run) runTrial(ctx context.Context, b, entry int, c attempt, out Results
 		return false, err
 	}
 	r.remember(trial)
+	r.noteChangedSettings(err)
 	r.finished = Finished(r.done)
 	r.fresh++
 	r.event(Event{Kind: Ends, Trial: trial})

@@ -283,11 +283,13 @@ func (w *fakeWorker) Apply(_ context.Context, s place.Steering) ([]record.Settin
 
 func (w *fakeWorker) Revert(context.Context) ([]record.Setting, error) {
 	w.mu.Lock()
+	var settings []record.Setting
 	if w.applied[w.place] > 0 {
 		w.applied[w.place]--
+		settings = []record.Setting{{Place: w.place, Path: "x", Want: "1", Got: "1"}}
 	}
 	w.mu.Unlock()
-	return nil, w.call("revert")
+	return settings, w.call("revert")
 }
 
 func (w *fakeWorker) Alive(context.Context) error { return w.call("alive") }
@@ -431,6 +433,54 @@ func TestMeasure(t *testing.T) {
 		if tr.Series != nil {
 			t.Errorf("trial %d keeps its series in memory", i)
 		}
+	}
+}
+
+// TestSettingsChanged checks that a trial does not count if somebody else changed one of its settings, and that further trials warn
+// of it. If a worker fails to revert and the next one does so, the trial counts. Both have all their settings on record.
+func TestSettingsChanged(t *testing.T) {
+	const what = "x of node0 reads 2 and was set to 1"
+	for name, c := range map[string]struct {
+		err    error
+		counts bool
+	}{
+		"changed":       {place.ChangedError(what), false},
+		"a dead worker": {errors.New("the worker is gone"), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, out := newFake(2), new(memory)
+			failed := false
+			f.fail = func(call, at string) error {
+				if call == "revert" && at == "node0" && !failed {
+					failed = true
+					return c.err
+				}
+				return nil
+			}
+			trials, err := measure(t, t.Context(), f, parse(t), out, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			first := slices.IndexFunc(trials, func(tr record.Trial) bool { return tr.Variant == "rps+" })
+			for i, tr := range trials {
+				good := i != first || c.counts
+				if (tr.Status == record.StatusOK) != good || !good && (!strings.Contains(tr.Error, what) || tr.Metrics != nil) {
+					t.Errorf("trial %d of %s: %s, %q, %v", i, tr.Variant, tr.Status, tr.Error, tr.Metrics)
+				}
+				warned := slices.ContainsFunc(tr.Warnings, func(w record.Warning) bool {
+					return w.Code == record.WarnSettingChanged && strings.Contains(w.Message, what)
+				})
+				if want := i > first && !c.counts; warned != want {
+					t.Errorf("trial %d of %s warns: %t, want %t", i, tr.Variant, warned, want)
+				}
+				for _, node := range []string{"node0", "node1"} {
+					has := slices.ContainsFunc(tr.Settings, func(s record.Setting) bool { return s.Place == node })
+					if has != (tr.Variant == "rps+") {
+						t.Errorf("trial %d of %s has the settings %v", i, tr.Variant, tr.Settings)
+					}
+				}
+			}
+		})
 	}
 }
 

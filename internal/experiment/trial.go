@@ -39,10 +39,7 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 	back, stop := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
 	defer stop()
 	held, revertErr := n.revert(back, c, pairs)
-	if len(held) > 0 {
-		settings = held
-	}
-	out.Settings = settings
+	out.Settings = inForce(settings, held)
 	if err := errors.Join(err, revertErr); err != nil {
 		return err
 	}
@@ -121,45 +118,60 @@ func (n *network) applyTo(ctx context.Context, s end, what place.Steering) ([]re
 	return settings, nil
 }
 
-// revert reverts a cell's accelerators, and returns the settings that were in force until then.
+// revert reverts a cell's accelerators, and returns the settings that were in force until then. The error contains a
+// place.ChangedError if somebody else has changed some: which value they had in a part of the window is unknown.
 func (n *network) revert(ctx context.Context, c Cell, pairs []pairEnds) ([]record.Setting, error) {
 	var mu sync.Mutex
 	var all []record.Setting
 	var tasks []func() error
 	for _, s := range n.steered(c, pairs) {
 		tasks = append(tasks, func() error {
-			w, err := n.openWorker(ctx, s.key, s.place)
-			if c.Round > 0 && errors.Is(err, place.ErrLost) {
-				return nil // the others continue
-			}
-			if err != nil {
-				return err
-			}
-			settings, err := w.Revert(ctx)
-			if err != nil {
-				n.drop(s.key)
-				// The next worker restores what the journal says of a dead one.
-				w, again := n.openWorker(ctx, s.key, s.place)
-				if again == nil {
-					_, again = w.Revert(ctx)
-				}
-				if c.Round > 0 && errors.Is(again, place.ErrLost) {
-					return nil
-				}
-				if again != nil {
-					return fmt.Errorf("revert %s: %w", s.place.Name, errors.Join(err, again))
-				}
-				return nil
-			}
+			settings, err := n.revertIn(ctx, c, s)
 			mu.Lock()
+			defer mu.Unlock()
 			all = append(all, settings...)
-			mu.Unlock()
-			return nil
+			return err
 		})
 	}
-	err := inParallel(tasks)
+	return all, inParallel(tasks)
+}
+
+// revertIn reverts the accelerators in one place.
+func (n *network) revertIn(ctx context.Context, c Cell, s end) ([]record.Setting, error) {
+	w, err := n.openWorker(ctx, s.key, s.place)
+	if c.Round > 0 && errors.Is(err, place.ErrLost) {
+		return nil, nil // the others continue
+	}
+	if err != nil {
+		return nil, err
+	}
+	settings, err := w.Revert(ctx)
+	if _, changed := errors.AsType[place.ChangedError](err); err == nil || changed {
+		return settings, err
+	}
+	n.drop(s.key)
+	// The next worker restores what the journal says of a dead one.
+	w, again := n.openWorker(ctx, s.key, s.place)
+	if again == nil {
+		_, again = w.Revert(ctx)
+	}
+	if again == nil || c.Round > 0 && errors.Is(again, place.ErrLost) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("revert %s: %w", s.place.Name, errors.Join(err, again))
+}
+
+// inForce returns the settings of a trial: those that were reverted, and those that were applied in a place whose worker has not
+// told what it reverted.
+func inForce(applied, reverted []record.Setting) []record.Setting {
+	all := slices.Clone(reverted)
+	for _, s := range applied {
+		if !slices.ContainsFunc(reverted, func(r record.Setting) bool { return r.Place == s.Place }) {
+			all = append(all, s)
+		}
+	}
 	slices.SortFunc(all, func(a, b record.Setting) int {
 		return cmp.Or(cmp.Compare(a.Place, b.Place), cmp.Compare(a.Path, b.Path))
 	})
-	return all, err
+	return all
 }

@@ -196,6 +196,14 @@ func NoSpace(err error) bool {
 	return errors.Is(err, ErrNoSpace) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
+// ChangedError means that somebody else changed settings while accelerators were applied, and says which. Their values stay, and the
+// other settings are restored.
+type ChangedError string
+
+func (e ChangedError) Error() string {
+	return "somebody else changed settings that the variant had set: " + string(e)
+}
+
 // LostError is an ErrLost with its reason.
 type LostError struct{ Why error }
 

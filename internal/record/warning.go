@@ -31,6 +31,7 @@ const (
 	WarnFewBlocks         = "few-blocks"
 	WarnNoRatio           = "no-ratio"
 	WarnReadback          = "setting-readback"
+	WarnSettingChanged    = "setting-changed"
 	WarnSteal             = "steal"
 	WarnMoved             = "moved"
 	WarnClustersDiffer    = "clusters-differ"
@@ -118,6 +119,9 @@ var warningKinds = []WarningKind{
 	{Code: WarnReadback, Severity: Serious,
 		Meaning: "a setting has another value than was written",
 		Effect:  "The variant may not have run with its settings."},
+	{Code: WarnSettingChanged, Severity: Serious,
+		Meaning: "somebody else changed a setting during an earlier trial, and its value stayed",
+		Effect:  "Later trials, those of the baseline too, had another value than earlier ones, so the result mixes both."},
 	{Code: WarnSteal, Severity: Caution,
 		Meaning: "the hypervisor took CPU time away",
 		Effect:  "Other virtual machines took CPU time, so means are worse and vary more."},

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// claimName and controlName are abstract sockets: they need no file, and end with the process that listens.
+// claimName and controlName are abstract sockets: they need no file, belong to a network namespace, and end with the process that
+// listens.
 const claimName, controlName = "@slipstream/run", "@slipstream/control"
 
 // claimTime limits how long a process may take to answer a claim and to give way. A worker for control may take controlTime,
@@ -44,6 +45,8 @@ func Claim(control bool, run, who string, yield func()) (release func(), err err
 			return nil, fmt.Errorf("claim this host: ask who holds it: %w", askErr)
 		case askErr == nil && holder != "" && !control:
 			return nil, fmt.Errorf("another run (%s) is in progress on this host, and the two would disturb each other: wait for it, or stop it", holder)
+		case !time.Now().Before(deadline) && holder != "":
+			return nil, fmt.Errorf("claim this host: the worker of another run (%s) has not ended after %s: wait for that run, or stop it", holder, limit)
 		case !time.Now().Before(deadline):
 			return nil, fmt.Errorf("claim this host: its previous worker has not ended after %s", limit)
 		}

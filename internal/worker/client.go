@@ -419,13 +419,18 @@ func (c *Client) settings(b []byte) (all []record.Setting, err error) {
 	return all, err
 }
 
-// Revert reverts Apply. It returns all settings that were applied, including those of devices that appeared later.
+// Revert reverts Apply. It returns all settings that were applied, including those of devices that appeared later, also with a
+// place.ChangedError.
 func (c *Client) Revert(ctx context.Context) ([]record.Setting, error) {
 	answer, err := c.rpc.Revert(ctx, &pb.RevertRequest{})
 	if err != nil {
 		return nil, c.plain(err)
 	}
-	return c.settings(answer.GetSettings())
+	settings, err := c.settings(answer.GetSettings())
+	if changed := answer.GetChanged(); err == nil && changed != "" {
+		err = place.ChangedError(place.Clip(changed))
+	}
+	return settings, err
 }
 
 func pbPlace(p place.Place) *pb.Place {

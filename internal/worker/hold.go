@@ -35,7 +35,7 @@ type Hold struct {
 // Run holds until ctx ends.
 func (h Hold) Run(ctx context.Context) error {
 	if h.JournalDir != "" {
-		if err := restoreDead(ctx, h.JournalDir, h.Log); err != nil {
+		if err := h.restoreDead(ctx); err != nil {
 			return err
 		}
 	}
@@ -64,18 +64,24 @@ func (h Hold) Run(ctx context.Context) error {
 	if err := endNeighbours("/proc", h.Log); err != nil {
 		return err
 	}
-	return restoreDead(context.WithoutCancel(ctx), h.JournalDir, h.Log)
+	return h.restoreDead(context.WithoutCancel(ctx))
 }
 
-// restoreDead restores the settings of dead workers.
+// restoreDead restores the settings of dead workers, except those that somebody else has changed.
+func (h Hold) restoreDead(ctx context.Context) error {
+	err := restoreDead(ctx, h.JournalDir, h.Log)
+	if journal.OnlyChanged(err) {
+		h.Log.WarnContext(ctx, "restore the settings of a dead worker", "error", err)
+		return nil
+	}
+	return err
+}
+
+// restoreDead restores the settings of dead workers. If somebody else has changed some, the error is a journal.ErrChanged.
 func restoreDead(ctx context.Context, journalDir string, log *slog.Logger) error {
 	restored, err := accel.Recover(ctx, accel.Options{JournalDir: journalDir})
 	for _, s := range restored {
 		log.WarnContext(ctx, "restored a setting of a dead worker", "place", s.Place, "setting", s.Path, "value", s.Was)
-	}
-	if journal.OnlyChanged(err) {
-		log.WarnContext(ctx, "restore the settings of a dead worker", "error", err)
-		return nil
 	}
 	return err
 }

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/accel/journal"
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/place"
@@ -299,16 +301,25 @@ func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyRespon
 
 func (s *server) Revert(ctx context.Context, _ *pb.RevertRequest) (*pb.RevertResponse, error) {
 	var settings []record.Setting
+	var err error
 	if s.applied != nil {
 		settings = s.applied.Settings()
-	} else if err := restoreDead(ctx, s.options.JournalDir, s.options.Log); err != nil {
+		err = s.revert(ctx)
+	} else {
+		err = restoreDead(ctx, s.options.JournalDir, s.options.Log)
+	}
+	answer := new(pb.RevertResponse)
+	if journal.OnlyChanged(err) {
+		first, more, _ := strings.Cut(err.Error(), "\n")
+		if more != "" {
+			first += fmt.Sprintf(" (and %d more)", strings.Count(more, "\n")+1)
+		}
+		answer.Changed = first
+	} else if err != nil {
 		return nil, err
 	}
-	if err := s.revert(ctx); err != nil {
-		return nil, err
-	}
-	b, err := encode("settings", settings)
-	return &pb.RevertResponse{Settings: b}, err
+	answer.Settings, err = encode("settings", settings)
+	return answer, err
 }
 
 func (s *server) revert(ctx context.Context) error {

@@ -368,7 +368,7 @@ func testControllerKilled(t *testing.T, c *Cluster) {
 	unchanged(t, c, before)
 }
 
-// workerIn returns the process ID of the worker in the cluster's pod whose name begins with prefix. Other clusters on
+// workerIn returns the process ID of the worker for traffic in the cluster's pod whose name begins with prefix. Other clusters on
 // this machine have pods whose names begin with it too.
 func workerIn(t *testing.T, c *Cluster, prefix string) int {
 	t.Helper()
@@ -386,7 +386,7 @@ func workerIn(t *testing.T, c *Cluster, prefix string) int {
 	}
 	for _, dir := range all {
 		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil || string(cmdline) != "/slipstream\x00worker\x00" {
+		if err != nil || string(cmdline) != "/slipstream\x00worker\x00--remote\x00" {
 			continue // another program, or gone
 		}
 		environ, err := os.ReadFile(filepath.Join(dir, "environ"))

@@ -37,12 +37,16 @@ type Stream struct {
 
 // Open starts a worker for one use of a place, and returns the stream to it. If connecting to the
 // worker fails, Retry says whether to try again.
+//
+// The end of a connection may never reach a pod. So a worker ends if it hears nothing for some time, and one for control waits
+// for its predecessor to end: that may still hold settings.
 func (p *Pods) Open(at place.Place, use place.Use) (*Stream, error) {
-	argv := []string{"worker"}
+	argv := []string{"worker", "--remote"}
 	var pod *corev1.Pod
 	switch {
 	case use == place.ForControl:
 		pod = p.control[at.Name]
+		argv = append(argv, "--control", "--claim", p.id+"/"+holder())
 		if at.Kind == place.Pod {
 			address := at.IPv4
 			if !address.IsValid() {

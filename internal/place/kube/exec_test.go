@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -132,5 +133,45 @@ func TestOddExec(t *testing.T) {
 				t.Errorf("a worker: %v, want %q", err, tt.worker)
 			}
 		})
+	}
+}
+
+// TestWorkerArguments checks that every worker ends if its controller falls silent, and that those for control follow each other.
+func TestWorkerArguments(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	p, err := c.Up(t.Context(), config(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	var ran []string
+	c.api, c.rest = execAPI{fakeAPI{Clientset: api}, answers(t, nil, func(command []string) int {
+		ran = command
+		return 0
+	})}, &rest.Config{}
+	control := "worker --remote --control --claim " + p.id + "/" + holder()
+	for _, tt := range []struct {
+		kind place.Kind
+		use  place.Use
+		want string
+	}{
+		{place.Node, place.ForControl, control},
+		{place.Pod, place.ForControl, control + " --pod 198.51.100.7"},
+		{place.Pod, place.ForTraffic, "worker --remote"},
+	} {
+		i := slices.IndexFunc(p.Places(), func(at place.Place) bool { return at.Kind == tt.kind })
+		s, err := p.Open(p.Places()[i], tt.use)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-s.done
+		_ = s.Close()
+		if got := strings.Join(ran[1:], " "); got != tt.want {
+			t.Errorf("a worker %s in %s: %q, want %q", tt.use, p.Places()[i].Name, got, tt.want)
+		}
 	}
 }

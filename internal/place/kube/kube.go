@@ -677,7 +677,7 @@ func (p *Pods) Placement() string {
 	return text
 }
 
-// holder identifies this process in the lease.
+// holder identifies this process in the lease, and to other runs on a node.
 func holder() string {
 	name, err := os.Hostname()
 	if err != nil {

@@ -1288,7 +1288,9 @@ func (*RevertRequest) Descriptor() ([]byte, []int) {
 type RevertResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// []record.Setting, all that were held, those of devices that came later too.
-	Settings      []byte `protobuf:"bytes,1,opt,name=settings,proto3" json:"settings,omitempty"`
+	Settings []byte `protobuf:"bytes,1,opt,name=settings,proto3" json:"settings,omitempty"`
+	// What somebody else had changed, and Revert left as it was; empty if nothing.
+	Changed       string `protobuf:"bytes,2,opt,name=changed,proto3" json:"changed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1328,6 +1330,13 @@ func (x *RevertResponse) GetSettings() []byte {
 		return x.Settings
 	}
 	return nil
+}
+
+func (x *RevertResponse) GetChanged() string {
+	if x != nil {
+		return x.Changed
+	}
+	return ""
 }
 
 var File_worker_proto protoreflect.FileDescriptor
@@ -1411,9 +1420,10 @@ const file_worker_proto_rawDesc = "" +
 	"\x05owner\x18\x03 \x01(\tR\x05owner\"+\n" +
 	"\rApplyResponse\x12\x1a\n" +
 	"\bsettings\x18\x01 \x01(\fR\bsettings\"\x0f\n" +
-	"\rRevertRequest\",\n" +
+	"\rRevertRequest\"F\n" +
 	"\x0eRevertResponse\x12\x1a\n" +
-	"\bsettings\x18\x01 \x01(\fR\bsettings2\xda\x04\n" +
+	"\bsettings\x18\x01 \x01(\fR\bsettings\x12\x18\n" +
+	"\achanged\x18\x02 \x01(\tR\achanged2\xda\x04\n" +
 	"\x06Worker\x12J\n" +
 	"\x03Now\x12 .slipstream.worker.v1.NowRequest\x1a!.slipstream.worker.v1.NowResponse\x12Y\n" +
 	"\bDescribe\x12%.slipstream.worker.v1.DescribeRequest\x1a&.slipstream.worker.v1.DescribeResponse\x12U\n" +
