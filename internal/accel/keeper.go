@@ -47,8 +47,8 @@ type SettingOf struct {
 // Count counts the held settings, and those that read back as wanted.
 type Count struct{ Held, Verified int }
 
-// Refusal is a setting that Keep could not set: somebody else holds it at another value (ErrHeld), the machine has too little
-// memory for it, or the kernel did not accept it. If SettingOf is empty, Keep could not restore a setting, for example because
+// Refusal is a setting that Keep could not set: somebody else holds it at another value (ErrHeld), the device cannot have it
+// (Impossible), the machine has too little memory for it, or the kernel did not accept it. If SettingOf is empty, Keep could not restore a setting, for example because
 // somebody had changed it (ErrChanged).
 type Refusal struct {
 	SettingOf
@@ -77,6 +77,9 @@ type View struct {
 func (v View) Plan(accelerators []v1alpha1.PolicyAccelerator) (*Plan, error) {
 	return makePlan(v.kinds, accelerators, v.resolve)
 }
+
+// Fits returns why one of the devices cannot have a setting that a plan wants on it, or nil.
+func (v View) Fits(p *Plan) error { return p.fits(v.Devices) }
 
 // View lists the devices and CPUs of this place. It changes nothing.
 func (k *Keeper) View() (View, error) {
@@ -151,15 +154,15 @@ func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) 
 	for _, d := range devices {
 		here[d.Index] = true
 	}
-	read := func() (table, queues []journal.Change, err error) {
+	read := func(refuse func(Refusal)) (table, queues []journal.Change, err error) {
 		p := *k.wanted
 		if machine == nil || !all {
 			p.machine = nil
-			return p.changes(nil, place.Store, devices)
+			return p.changes(nil, place.Store, devices, refuse)
 		}
-		return p.changes(machine.Store, place.Store, devices)
+		return p.changes(machine.Store, place.Store, devices, refuse)
 	}
-	table, queues, err := read()
+	table, queues, err := read(func(r Refusal) { kept.Refused = append(kept.Refused, r) })
 	if err != nil {
 		return kept, err
 	}
@@ -187,7 +190,7 @@ func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) 
 		}
 	}
 	if kept.Reverted > 0 {
-		if table, queues, err = read(); err != nil { // the values have changed
+		if table, queues, err = read(func(Refusal) {}); err != nil { // the values have changed
 			return kept, err
 		}
 	}

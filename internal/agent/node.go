@@ -248,7 +248,7 @@ func (a *Agent) keepNode(ctx context.Context) error {
 		return err
 	}
 	a.compare(view.Devices)
-	judge(a.policies, view.Plan)
+	judge(a.policies, view)
 	for _, g := range a.groups {
 		a.choosePolicies(g)
 	}
