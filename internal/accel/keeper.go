@@ -2,6 +2,7 @@ package accel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -108,16 +109,28 @@ func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.Polic
 			kept, err = k.keep(machine, place, v.Devices, true)
 			return err
 		})
-	}
-	for _, r := range k.runners {
-		if err == nil {
-			err = r.Keep(ctx, k.wanted.wantOf(r.kind), &kept)
+		// Runners need no journal: one that is no longer wanted must end even if settings cannot be kept.
+		for _, r := range k.runners {
+			err = errors.Join(err, r.Keep(ctx, k.wanted.wantOf(r.kind), &kept))
 		}
 	}
 	if err != nil {
 		return kept, fmt.Errorf("keep accelerators of %s: %w", k.options.Place.Name, err)
 	}
 	return kept, nil
+}
+
+// StopExcept stops the runners of the kinds that are not wanted. Keep does so too, but needs a view, which may fail.
+func (k *Keeper) StopExcept(wanted func(kind string) bool) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var errs []error
+	for _, r := range k.runners {
+		if !wanted(r.kind) {
+			errs = append(errs, r.Stop())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // KeepDevices does for some devices what the last Keep did for all. The caller gives their classes: to list all links, routes

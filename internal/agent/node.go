@@ -245,7 +245,8 @@ func (a *Agent) pass(ctx context.Context, full bool) error {
 func (a *Agent) keepNode(ctx context.Context) error {
 	view, err := a.host.View()
 	if err != nil {
-		return err
+		// A runner whose policy was deleted or rolled back must end all the same.
+		return errors.Join(err, a.host.StopExcept(a.wants))
 	}
 	a.compare(view.Devices)
 	judge(a.policies, view)

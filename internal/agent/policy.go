@@ -167,6 +167,14 @@ func (a *Agent) ofNode() (out []v1alpha1.PolicyAccelerator) {
 	return out
 }
 
+// wants reports whether a policy that is to be applied here has an accelerator of this kind.
+func (a *Agent) wants(kind string) bool {
+	return slices.ContainsFunc(a.policies, func(p *policy) bool {
+		_, has := p.kinds[kind]
+		return has && p.Withheld == Withheld{} && p.Invalid == nil
+	})
+}
+
 // ofPod returns the accelerators that the policies with these keys want in a pod.
 func (a *Agent) ofPod(keys []string) (out []v1alpha1.PolicyAccelerator) {
 	for _, p := range a.policies {
