@@ -531,6 +531,32 @@ func TestFewEntries(t *testing.T) {
 	}
 }
 
+// TestAdoptAfterFailure checks that settings in pods stay while an agent that has just started cannot keep those of the node.
+func TestAdoptAfterFailure(t *testing.T) {
+	t.Parallel()
+	p := newTestNode(t)
+	p.nic()
+	p.pod("a")
+	want := map[string]string{"/eth0": "1", "/veth-a": "1", "a/eth0": "1"}
+	a := p.start(p.options())
+	a.Set(one(plus))
+	p.wantMasks("policy on", want)
+	a.stop()
+
+	damaged := filepath.Join(p.journal, "machine.json")
+	must(t, os.WriteFile(damaged, []byte("{"), 0o600))
+	a = p.start(p.options())
+	a.Set(one(plus))
+	a.wantState("plus", v1alpha1.StateFailed, v1alpha1.ReasonError)
+	if d := cmp.Diff(want, p.masks()); d != "" {
+		t.Errorf("while passes fail: %s", d)
+	}
+
+	must(t, os.Remove(damaged))
+	a.Set(one(Policy{Name: "plus", Generation: 2, Accelerate: v1alpha1.ForPolicy(rps("0", "nic"))}))
+	p.wantMasks("less is wanted", map[string]string{"/eth0": "1"})
+}
+
 // TestSelector checks that a policy that selects pods is not applied to a namespace until it is known to which pod that
 // belongs.
 func TestSelector(t *testing.T) {

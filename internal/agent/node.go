@@ -37,7 +37,8 @@ type node struct {
 	// relist means that notifications were lost: the next list of all devices will find devices without one, which is no sign
 	// of a bug.
 	relist bool
-	// adopted means that the first pass is done, so a setting with another value is drift.
+	// adopted means that a full pass has succeeded: from then on, a setting with another value is drift, and one in a namespace
+	// that the agent does not keep is unwanted.
 	adopted bool
 	// departed means that namespaces are gone whose journals still exist.
 	departed bool
