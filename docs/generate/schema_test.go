@@ -132,3 +132,11 @@ func TestSchemaRefuses(t *testing.T) {
 		}
 	}
 }
+
+func TestSentence(t *testing.T) {
+	for in, want := range map[string]string{"at most 3": "At most 3.", "élan.": "Élan."} {
+		if got := sentence(in); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 	"github.com/invopop/jsonschema"
@@ -262,7 +263,8 @@ func meaning(s *jsonschema.Schema) string {
 
 // sentence makes text begin with a capital and end with a full stop.
 func sentence(text string) string {
-	return strings.ToUpper(text[:1]) + strings.TrimSuffix(text[1:], ".") + "."
+	_, first := utf8.DecodeRuneInString(text)
+	return strings.ToUpper(text[:first]) + strings.TrimSuffix(text[first:], ".") + "."
 }
 
 // escape makes text fit into one cell of a table. It leaves text in backticks as it is.

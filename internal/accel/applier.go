@@ -54,7 +54,7 @@ func (a *Applier) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) (
 	if err != nil {
 		return nil, err
 	}
-	machine, queues, err := p.changes(kernel.Sysctls{Proc: a.options.Proc}, a.sys, devices)
+	machine, queues, err := p.changes(kernel.Sysctls{Proc: a.options.Proc}, a.sys, devices, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func (a *Applier) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 		if p, err = a.plan(v1alpha1.ForPolicy(accelerators...), devices); err != nil {
 			return err
 		}
-		table, queues, err := p.changes(machine.Store, place.Store, devices)
+		table, queues, err := p.changes(machine.Store, place.Store, devices, nil)
 		if err != nil {
 			return err
 		}

@@ -140,7 +140,7 @@ func (a *Applier) rename(ctx context.Context, names map[int]string) {
 // applyTo applies the plan to a new device, and reports whether the device is done with. It is not if it was just renamed or
 // removed: then another notification follows.
 func (a *Applier) applyTo(ctx context.Context, d Device, machine, place *journal.Book) bool {
-	_, queues, err := a.applied.changes(machine.Store, place.Store, []Device{d})
+	_, queues, err := a.applied.changes(machine.Store, place.Store, []Device{d}, nil)
 	var settings []record.Setting
 	if err == nil {
 		settings, err = a.set(journal.Changes{Book: place, Changes: queues})

@@ -2,6 +2,7 @@ package accel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -47,8 +48,8 @@ type SettingOf struct {
 // Count counts the held settings, and those that read back as wanted.
 type Count struct{ Held, Verified int }
 
-// Refusal is a setting that Keep could not set: somebody else holds it at another value (ErrHeld), the machine has too little
-// memory for it, or the kernel did not accept it. If SettingOf is empty, Keep could not restore a setting, for example because
+// Refusal is a setting that Keep could not set: somebody else holds it at another value (ErrHeld), the device cannot have it
+// (Impossible), the machine has too little memory for it, or the kernel did not accept it. If SettingOf is empty, Keep could not restore a setting, for example because
 // somebody had changed it (ErrChanged).
 type Refusal struct {
 	SettingOf
@@ -78,6 +79,9 @@ func (v View) Plan(accelerators []v1alpha1.PolicyAccelerator) (*Plan, error) {
 	return makePlan(v.kinds, accelerators, v.resolve)
 }
 
+// Fits returns why one of the devices cannot have a setting that a plan wants on it, or nil.
+func (v View) Fits(p *Plan) error { return p.fits(v.Devices) }
+
 // View lists the devices and CPUs of this place. It changes nothing.
 func (k *Keeper) View() (View, error) {
 	k.mu.Lock()
@@ -105,16 +109,28 @@ func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.Polic
 			kept, err = k.keep(machine, place, v.Devices, true)
 			return err
 		})
-	}
-	for _, r := range k.runners {
-		if err == nil {
-			err = r.Keep(ctx, k.wanted.wantOf(r.kind), &kept)
+		// Runners need no journal: one that is no longer wanted must end even if settings cannot be kept.
+		for _, r := range k.runners {
+			err = errors.Join(err, r.Keep(ctx, k.wanted.wantOf(r.kind), &kept))
 		}
 	}
 	if err != nil {
 		return kept, fmt.Errorf("keep accelerators of %s: %w", k.options.Place.Name, err)
 	}
 	return kept, nil
+}
+
+// StopExcept stops the runners of the kinds that are not wanted. Keep does so too, but needs a view, which may fail.
+func (k *Keeper) StopExcept(wanted func(kind string) bool) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var errs []error
+	for _, r := range k.runners {
+		if !wanted(r.kind) {
+			errs = append(errs, r.Stop())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // KeepDevices does for some devices what the last Keep did for all. The caller gives their classes: to list all links, routes
@@ -151,15 +167,15 @@ func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) 
 	for _, d := range devices {
 		here[d.Index] = true
 	}
-	read := func() (table, queues []journal.Change, err error) {
+	read := func(refuse func(Refusal)) (table, queues []journal.Change, err error) {
 		p := *k.wanted
 		if machine == nil || !all {
 			p.machine = nil
-			return p.changes(nil, place.Store, devices)
+			return p.changes(nil, place.Store, devices, refuse)
 		}
-		return p.changes(machine.Store, place.Store, devices)
+		return p.changes(machine.Store, place.Store, devices, refuse)
 	}
-	table, queues, err := read()
+	table, queues, err := read(func(r Refusal) { kept.Refused = append(kept.Refused, r) })
 	if err != nil {
 		return kept, err
 	}
@@ -187,7 +203,7 @@ func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) 
 		}
 	}
 	if kept.Reverted > 0 {
-		if table, queues, err = read(); err != nil { // the values have changed
+		if table, queues, err = read(func(Refusal) {}); err != nil { // the values have changed
 			return kept, err
 		}
 	}

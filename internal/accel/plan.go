@@ -24,6 +24,11 @@ func (c Conflict) Error() string { return string(c) }
 // Is reports that every Conflict is an ErrConflict.
 func (c Conflict) Is(e error) bool { return e == ErrConflict }
 
+// Impossible says why a device cannot have a setting.
+type Impossible string
+
+func (i Impossible) Error() string { return string(i) }
+
 // Plan holds the settings and runners that accelerators need in one place.
 type Plan struct {
 	resolve func(spec string) (cpuset.Set, error)
@@ -67,7 +72,8 @@ func (p *Plan) Machine(path, want string) (other string) {
 }
 
 // Queues plans a setting of every receive queue of the devices of a class. value computes the value to write from the current
-// one. want identifies it: if another accelerator wants a different value, Queues returns its want.
+// one, or returns why the device cannot have the setting, whatever the current value is. want identifies the value: if another
+// accelerator wants a different one, Queues returns its want.
 func (p *Plan) Queues(class, file, want string, value func(d Device, was string) (string, error)) (other string) {
 	all := p.queues[class]
 	other = add(&all, wanted{file, want, value})
@@ -121,9 +127,25 @@ func (p *Plan) matches(d Device) bool {
 	return ok
 }
 
+// fits returns why one of the devices cannot have a setting that p wants on it, or nil.
+func (p *Plan) fits(devices []Device) error {
+	for _, d := range devices {
+		for _, w := range p.queues[d.Class] {
+			if d.RxQueues == 0 {
+				continue
+			}
+			if _, err := w.value(d, ""); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // changes reads the current values of the settings that p wants: those of the machine, and those of the devices' queues. It
-// ignores devices that are gone.
-func (p *Plan) changes(machine, place kernel.Store, devices []Device) (table, queues []journal.Change, err error) {
+// ignores devices that are gone. It leaves out a setting that a device cannot have and passes it to refuse; if refuse is nil,
+// that is an error.
+func (p *Plan) changes(machine, place kernel.Store, devices []Device, refuse func(Refusal)) (table, queues []journal.Change, err error) {
 	for _, w := range p.machine {
 		was, err := machine.Read(w.file)
 		if err != nil {
@@ -135,7 +157,7 @@ func (p *Plan) changes(machine, place kernel.Store, devices []Device) (table, qu
 		if !p.matches(d) {
 			continue
 		}
-		c, err := d.changes(place, p.queues[d.Class])
+		c, err := d.changes(place, p.queues[d.Class], refuse)
 		if kernel.Gone(err) {
 			if _, still := place.Read("class/net/" + d.Name + "/ifindex"); still == nil {
 				return nil, nil, fmt.Errorf("%w: the kernel lacks CONFIG_RPS", err)
@@ -150,7 +172,7 @@ func (p *Plan) changes(machine, place kernel.Store, devices []Device) (table, qu
 	return table, queues, nil
 }
 
-func (d Device) changes(place kernel.Store, all []wanted) (changes []journal.Change, err error) {
+func (d Device) changes(place kernel.Store, all []wanted, refuse func(Refusal)) (changes []journal.Change, err error) {
 	for i := range d.RxQueues {
 		for _, w := range all {
 			path := kernel.Queue(d.Name, i, w.file)
@@ -159,8 +181,14 @@ func (d Device) changes(place kernel.Store, all []wanted) (changes []journal.Cha
 				return nil, fmt.Errorf("read %s: %w", path, err)
 			}
 			want, err := w.value(d, was)
-			if err != nil {
+			switch {
+			case err != nil && refuse == nil:
 				return nil, err
+			case err != nil && i == 0: // once for all queues
+				refuse(Refusal{SettingOf{d.Index, w.file}, err})
+			}
+			if err != nil {
+				continue
 			}
 			changes = append(changes, journal.Change{Path: path, Link: d.Index, Was: was, Want: want})
 		}

@@ -139,7 +139,7 @@ func planned(in []v1alpha1.Accelerator, sys kernel.Sysfs, machine kernel.Store, 
 	if err != nil {
 		return nil, err
 	}
-	table, queues, err := p.changes(machine, sys, devices)
+	table, queues, err := p.changes(machine, sys, devices, nil)
 	for _, c := range table {
 		lines = append(lines, fmt.Sprintf("table %s %s", c.Was, c.Want))
 	}

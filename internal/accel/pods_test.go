@@ -436,3 +436,29 @@ func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 	}
 	return crashed
 }
+
+// TestKeepFewEntries checks that a pod whose device has more queues than the flow table has entries lacks only the flow counts
+// of that device.
+func TestKeepFewEntries(t *testing.T) {
+	elsewhere := enter(t)
+	veth := addVeth(t, elsewhere, "veth0", 4).Attrs()
+	netnsDir := t.TempDir()
+	pin(t, elsewhere, filepath.Join(netnsDir, "pod"))
+	f, err := NewFinder("/proc", netnsDir)
+	must(t, err)
+	defer f.Close()
+	n := f.Find(veth.NetNsID)[veth.NetNsID]
+	if n == nil {
+		t.Fatal("the pod was not found")
+	}
+	defer n.Close()
+	end := End{Index: veth.ParentIndex, Host: veth.Index}
+	_, kept, err := n.KeepInside(t.Context(), keeper(t.TempDir()), []End{end}, v1alpha1.ForPolicy(rps("0", "pod"), rfs(2, "", "pod")))
+	must(t, err)
+	if d := cmp.Diff(map[SettingOf]Count{{end.Index, "rps_cpus"}: {4, 4}}, kept.Counts); d != "" {
+		t.Error(d)
+	}
+	if len(kept.Refused) != 1 || !errors.As(kept.Refused[0].Err, new(Impossible)) || kept.Refused[0].SettingOf != (SettingOf{end.Index, flowCount}) {
+		t.Errorf("refused: %+v", kept.Refused)
+	}
+}

@@ -18,14 +18,13 @@ import (
 // paths. It uses only JournalDir and Proc of o.
 func Recover(ctx context.Context, o Options) (restored []record.Setting, err error) {
 	o = o.withDefaults()
-	err = journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) error {
-		return errors.Join(j.Each(ctx, func(b *journal.Book) error {
-			settings, err := b.ReleaseDead()
-			restored = append(restored, settings...)
-			return errors.Join(err, b.Save())
-		}), sweepFast(o.JournalDir))
+	err = journal.Each(ctx, o.JournalDir, o.Proc, func(b *journal.Book) error {
+		settings, err := b.ReleaseDead()
+		restored = append(restored, settings...)
+		return errors.Join(err, b.Save())
 	})
-	if err != nil {
+	swept := journal.With(o.JournalDir, o.Proc, func(*journal.Journal) error { return sweepFast(o.JournalDir) })
+	if err = errors.Join(err, swept); err != nil {
 		return restored, fmt.Errorf("recover accelerators: %w", err)
 	}
 	return restored, nil
@@ -41,23 +40,21 @@ type Held struct {
 // Status lists the settings that are held on this machine. It uses only JournalDir and Proc of o.
 func Status(ctx context.Context, o Options) (held []Held, err error) {
 	o = o.withDefaults()
-	err = journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) error {
-		return j.Each(ctx, func(b *journal.Book) error {
-			for _, e := range b.Entries {
-				got, err := b.Store.Read(e.Path)
-				if e.Link != 0 && kernel.Gone(err) {
-					continue
-				}
-				if err != nil {
-					return fmt.Errorf("read %s of %s: %w", e.Path, b.Place, err)
-				}
-				held = append(held, Held{
-					Setting: record.Setting{Place: b.Place, Path: e.Path, Want: e.Want, Got: got, Was: e.Was},
-					Holders: e.Holders,
-				})
+	err = journal.Each(ctx, o.JournalDir, o.Proc, func(b *journal.Book) error {
+		for _, e := range b.Entries {
+			got, err := b.Store.Read(e.Path)
+			if e.Link != 0 && kernel.Gone(err) {
+				continue
 			}
-			return nil
-		})
+			if err != nil {
+				return fmt.Errorf("read %s of %s: %w", e.Path, b.Place, err)
+			}
+			held = append(held, Held{
+				Setting: record.Setting{Place: b.Place, Path: e.Path, Want: e.Want, Got: got, Was: e.Was},
+				Holders: e.Holders,
+			})
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list accelerators: %w", err)

@@ -39,7 +39,7 @@ const flowCount = "rps_flow_cnt"
 // flowShareOf returns the number of entries for each queue of a device.
 func flowShareOf(d Device, entries int) (string, error) {
 	if entries < d.RxQueues {
-		return "", fmt.Errorf("rfs entries %d are fewer than the %d receive queues of %s", entries, d.RxQueues, d.Name)
+		return "", Impossible(fmt.Sprintf("rfs entries %d are fewer than the %d receive queues of %s", entries, d.RxQueues, d.Name))
 	}
 	// Use a power of two, because the kernel rounds up to one (store_rps_dev_flow_table_cnt in net/core/net-sysfs.c). Round
 	// down, so that all queues together have at most this many entries.

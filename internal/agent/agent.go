@@ -307,12 +307,14 @@ func (a *Agent) Run(ctx context.Context) error {
 			continue
 		}
 		before := cpuTime()
+		failed := false
 		if verifying {
 			a.verifyPart(ctx, left)
 		} else if err := a.pass(ctx, full); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
+			failed = true
 			a.metrics.errors.Inc()
 			a.fail(err)
 		}
@@ -322,9 +324,11 @@ func (a *Agent) Run(ctx context.Context) error {
 			}
 			a.relist = true
 		}
-		if full || sweeping {
+		switch {
+		case failed || !a.adopted: // the settings of pods that the agent has not entered yet would count as unwanted
+		case full || sweeping:
 			a.sweep(ctx)
-		} else if a.departed {
+		case a.departed:
 			sweep.Reset(sweepDelay)
 		}
 		during := left > 0

@@ -75,12 +75,18 @@ func newTestNode(t testing.TB) *testNode {
 // nic gives the node a device of class nic: a veth whose peer belongs to no pod.
 func (p *testNode) nic() {
 	p.t.Helper()
+	p.nicWith(0)
+}
+
+// nicWith is nic with this number of receive queues, or as many as the kernel chooses if it is 0.
+func (p *testNode) nicWith(queues int) {
+	p.t.Helper()
 	wire, err := vnetns.New()
 	must(p.t, err)
 	p.t.Cleanup(func() { wire.Close() })
 	must(p.t, vnetns.Set(p.ns))
 	must(p.t, netlink.LinkAdd(&netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "wire", PeerNamespace: netlink.NsFd(wire),
+		LinkAttrs: netlink.LinkAttrs{Name: "eth0", NumRxQueues: queues, NumTxQueues: queues}, PeerName: "wire", PeerNamespace: netlink.NsFd(wire),
 	}))
 	link, err := netlink.LinkByName("eth0")
 	must(p.t, err)
@@ -504,6 +510,51 @@ func TestConflictAndNonsense(t *testing.T) {
 	a.Set(one(Policy{Name: "later", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0-1", "nic"), rps("0", "pod"))}))
 	p.wantMasks("the first is gone", map[string]string{"/eth0": "3", "a/eth0": "1"})
 	a.wantState("later", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+}
+
+// TestFewEntries checks that the agent refuses only the policy whose flow table is smaller than a device's queues, and applies
+// the others, in new pods too.
+func TestFewEntries(t *testing.T) {
+	t.Parallel()
+	p := newTestNode(t)
+	p.nicWith(4)
+	a := p.start(p.options())
+	few := v1alpha1.Accelerator{RFS: &v1alpha1.RFS{Devices: []string{"nic", "pod"}, Entries: 2}}
+	a.Set(one(Policy{Name: "few", Generation: 1, Accelerate: v1alpha1.ForPolicy(few)}, plus))
+	if o := a.wantState("few", v1alpha1.StateFailed, v1alpha1.ReasonImpossible); o.Settings != 0 || o.Message != "rfs entries 2 are fewer than the 4 receive queues of eth0" {
+		t.Errorf("%+v", o)
+	}
+	p.pod("a")
+	p.wantMasks("the other policy", map[string]string{"/eth0": "1", "/veth-a": "1", "a/eth0": "1"})
+	if o := a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Settings != o.Verified {
+		t.Errorf("%+v", o)
+	}
+}
+
+// TestAdoptAfterFailure checks that settings in pods stay while an agent that has just started cannot keep those of the node.
+func TestAdoptAfterFailure(t *testing.T) {
+	t.Parallel()
+	p := newTestNode(t)
+	p.nic()
+	p.pod("a")
+	want := map[string]string{"/eth0": "1", "/veth-a": "1", "a/eth0": "1"}
+	a := p.start(p.options())
+	a.Set(one(plus))
+	p.wantMasks("policy on", want)
+	a.stop()
+
+	damaged := filepath.Join(p.journal, "machine.json")
+	must(t, os.WriteFile(damaged, []byte("{"), 0o600))
+	a = p.start(p.options())
+	a.Set(one(plus))
+	a.wantState("plus", v1alpha1.StateFailed, v1alpha1.ReasonError)
+	if d := cmp.Diff(want, p.masks()); d != "" {
+		t.Errorf("while passes fail: %s", d)
+	}
+
+	must(t, os.Remove(damaged))
+	a.Set(one(Policy{Name: "plus", Generation: 2, Accelerate: v1alpha1.ForPolicy(rps("0", "nic"))}))
+	p.wantMasks("less is wanted", map[string]string{"/eth0": "1"})
 }
 
 // TestSelector checks that a policy that selects pods is not applied to a namespace until it is known to which pod that

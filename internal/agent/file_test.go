@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -92,6 +93,50 @@ func TestPolicyFile(t *testing.T) {
 	p.wantMasks("removed", map[string]string{})
 	save(policyText)
 	p.wantMasks("there again", want)
+}
+
+// TestPolicyFolder checks that the agent reads the file at its path after another folder has taken the place of the one that it
+// watches: at once if the folder was moved, otherwise when it verifies settings.
+func TestPolicyFolder(t *testing.T) {
+	t.Parallel()
+	p := newTestNode(t)
+	p.nic()
+	p.pod("a")
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	save := func(folder, text string) {
+		t.Helper()
+		must(t, errors.Join(os.MkdirAll(path(folder), 0o755), os.WriteFile(filepath.Join(path(folder), "policy.yaml"), []byte(text), 0o644)))
+	}
+	all := map[string]string{"/eth0": "1", "/veth-a": "1", "a/eth0": "1"}
+	fewer, less := map[string]string{"/eth0": "1", "/veth-a": "1"}, strings.Replace(policyText, ", pod", "", 1)
+	save("one", policyText)
+	must(t, os.Symlink("one", path("link")))
+	follow := func(verify time.Duration) *running {
+		o := p.options()
+		o.Verify = verify
+		a := p.start(o)
+		a.follow(path("link/policy.yaml"))
+		p.wantMasks("read", all)
+		return a
+	}
+
+	a := follow(time.Hour)
+	save("new", less)
+	must(t, errors.Join(os.Rename(path("one"), path("old")), os.Rename(path("new"), path("one"))))
+	p.wantMasks("the folder was replaced", fewer)
+	save("one", policyText)
+	p.wantMasks("the file in the new folder changed", all)
+	a.stop()
+
+	follow(50 * time.Millisecond)
+	save("two", less)
+	must(t, errors.Join(os.Symlink("two", path("new")), os.Rename(path("new"), path("link"))))
+	p.wantMasks("the link has another target", fewer)
+	must(t, os.RemoveAll(path("two")))
+	p.wantMasks("the folder was removed", map[string]string{})
+	save("two", policyText)
+	p.wantMasks("there is a folder again", all)
 }
 
 // TestPolicyMetrics: an agent tells whether the proof of a policy was measured on its kernel, and whether a rollout halted.

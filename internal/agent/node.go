@@ -37,7 +37,8 @@ type node struct {
 	// relist means that notifications were lost: the next list of all devices will find devices without one, which is no sign
 	// of a bug.
 	relist bool
-	// adopted means that the first pass is done, so a setting with another value is drift.
+	// adopted means that a full pass has succeeded: from then on, a setting with another value is drift, and one in a namespace
+	// that the agent does not keep is unwanted.
 	adopted bool
 	// departed means that namespaces are gone whose journals still exist.
 	departed bool
@@ -245,10 +246,11 @@ func (a *Agent) pass(ctx context.Context, full bool) error {
 func (a *Agent) keepNode(ctx context.Context) error {
 	view, err := a.host.View()
 	if err != nil {
-		return err
+		// A runner whose policy was deleted or rolled back must end all the same.
+		return errors.Join(err, a.host.StopExcept(a.wants))
 	}
 	a.compare(view.Devices)
-	judge(a.policies, view.Plan)
+	judge(a.policies, view)
 	for _, g := range a.groups {
 		a.choosePolicies(g)
 	}

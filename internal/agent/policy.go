@@ -51,16 +51,16 @@ func (p *policy) ofPods() bool { return p.classes[v1alpha1.DevicePod] }
 
 // judge decides which policies are applied. A policy is applied as a whole or not at all. The exception are pods that an
 // earlier, conflicting policy selects too: there the earlier one takes precedence.
-func judge(policies []*policy, plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) {
+func judge(policies []*policy, view accel.View) {
 	var accepted []*policy
 	for _, p := range policies {
 		p.against = make(map[string]bool)
-		p.reason, p.problem = p.ownProblem(plan)
+		p.reason, p.problem = p.ownProblem(view)
 		for _, q := range accepted {
 			if p.reason != "" {
 				break
 			}
-			if err := p.conflict(q, plan); err != nil {
+			if err := p.conflict(q, view.Plan); err != nil {
 				p.reason = v1alpha1.ReasonConflict
 				p.problem = fmt.Sprintf("policy %s takes precedence, and conflicts with this one: %s; this policy is not applied", q.Name, err)
 			}
@@ -72,9 +72,13 @@ func judge(policies []*policy, plan func([]v1alpha1.PolicyAccelerator) (*accel.P
 }
 
 // ownProblem plans a policy, and returns why it cannot be applied even without other policies.
-func (p *policy) ownProblem(plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) (reason, problem string) {
+func (p *policy) ownProblem(view accel.View) (reason, problem string) {
 	var err error
-	p.plan, err = plan(p.Accelerate)
+	if p.plan, err = view.Plan(p.Accelerate); err == nil {
+		if err = view.Fits(p.plan); err != nil {
+			p.plan = nil
+		}
+	}
 	switch {
 	case p.Withheld != Withheld{}:
 		return p.Withheld.Reason, p.Withheld.Message
@@ -161,6 +165,14 @@ func (a *Agent) ofNode() (out []v1alpha1.PolicyAccelerator) {
 		}
 	}
 	return out
+}
+
+// wants reports whether a policy that is to be applied here has an accelerator of this kind.
+func (a *Agent) wants(kind string) bool {
+	return slices.ContainsFunc(a.policies, func(p *policy) bool {
+		_, has := p.kinds[kind]
+		return has && p.Withheld == Withheld{} && p.Invalid == nil
+	})
 }
 
 // ofPod returns the accelerators that the policies with these keys want in a pod.

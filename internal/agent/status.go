@@ -240,6 +240,8 @@ func refusal(all []accel.Refusal, of func(accel.SettingOf) bool) (reason, messag
 		case r.File == "" || !of(r.SettingOf):
 		case errors.Is(r.Err, journal.ErrHeld):
 			return v1alpha1.ReasonHeld, r.Err.Error()
+		case errors.As(r.Err, new(accel.Impossible)):
+			return v1alpha1.ReasonImpossible, r.Err.Error()
 		default:
 			return v1alpha1.ReasonError, r.Err.Error()
 		}

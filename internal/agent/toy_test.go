@@ -3,11 +3,14 @@ package agent
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
@@ -171,4 +174,50 @@ func TestToy(t *testing.T) {
 	if d := cmp.Diff(before, p.snapshot()); d != "" {
 		t.Errorf("not as before: %s", d)
 	}
+}
+
+// TestToyEndsAnyway checks that a runner ends with its policy, even if settings cannot be kept or devices cannot be listed.
+func TestToyEndsAnyway(t *testing.T) {
+	p := newTestNode(t)
+	p.nic()
+	is := new(toyRunner)
+	o := p.options()
+	o.Kinds = map[string]accel.Kind{"rps": toy{is}}
+	a, err := New(o)
+	must(t, err)
+	defer a.Close()
+	set := func(policies ...Policy) error {
+		a.Set(one(policies...))
+		a.take()
+		return a.pass(t.Context(), true)
+	}
+	toys := Policy{Name: "toys", Generation: 1, Accelerate: []v1alpha1.PolicyAccelerator{toyOf("64")}}
+	withheld := toys
+	withheld.Withheld = Withheld{Reason: v1alpha1.ReasonRolledBack, Message: "it was rolled back"}
+	damaged := filepath.Join(p.journal, "machine.json")
+	for what, try := range map[string]func(...Policy) error{
+		"a damaged journal": func(policies ...Policy) error {
+			must(t, os.WriteFile(damaged, []byte("{"), 0o600))
+			defer func() { must(t, os.Remove(damaged)) }()
+			return set(policies...)
+		},
+		"no files can be opened": func(policies ...Policy) error {
+			var before unix.Rlimit
+			must(t, unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &before))
+			must(t, unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: before.Max}, nil))
+			defer func() { must(t, unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil)) }()
+			return set(policies...)
+		},
+	} {
+		for _, without := range [][]Policy{nil, {withheld}} {
+			must(t, set(toys))
+			if err := try(toys); err == nil || !is.running {
+				t.Errorf("%s: %v, and it runs: %t, want an error and that it does", what, err, is.running)
+			}
+			if err := try(without...); err == nil || is.running {
+				t.Errorf("%s: %v, and it runs: %t, want an error and that it does not", what, err, is.running)
+			}
+		}
+	}
+	must(t, set())
 }

@@ -105,7 +105,8 @@ func (o agentOptions) run(ctx context.Context, p Process) error {
 		return err
 	}
 
-	ctx, cancel := context.WithCancelCause(ctx)
+	told := ctx
+	ctx, cancel := context.WithCancelCause(told)
 	var all sync.WaitGroup
 	defer func() {
 		cancel(nil)
@@ -137,6 +138,9 @@ func (o agentOptions) run(ctx context.Context, p Process) error {
 	}
 	if err := a.Run(ctx); err != nil {
 		return err
+	}
+	if told.Err() == nil { // a server ended by itself: a restart may help
+		return context.Cause(ctx)
 	}
 	if cluster == nil {
 		return nil

@@ -92,7 +92,12 @@ func TestOpenRefuses(t *testing.T) {
 // after it has ended.
 func TestFind(t *testing.T) {
 	h, id := newNS(t)
-	if file, err := Find("/proc", id); file != "" || err != nil {
+	find := func(id ID) (string, error) {
+		files, err := ListFiles("/proc")
+		must(t, err)
+		return files.Find(id)
+	}
+	if file, err := find(id); file != "" || err != nil {
 		t.Errorf("held by a descriptor alone, it is found at %q, %v", file, err)
 	}
 	check := func(file string) {
@@ -107,7 +112,7 @@ func TestFind(t *testing.T) {
 		}
 	}
 	must(t, Do(h, func() error {
-		file, err := Find("/proc", id)
+		file, err := find(id)
 		check(file)
 		return err
 	}))
@@ -115,10 +120,10 @@ func TestFind(t *testing.T) {
 	must(t, os.WriteFile(mount, nil, 0o600))
 	must(t, Do(h, func() error { return unix.Mount("/proc/thread-self/ns/net", mount, "", unix.MS_BIND, "") }))
 	t.Cleanup(func() { _ = unix.Unmount(mount, unix.MNT_DETACH) })
-	if file, err := Find("/proc", id); file != mount || err != nil {
+	if file, err := find(id); file != mount || err != nil {
 		t.Errorf("it is found at %q, %v, want %s", file, err, mount)
 	}
-	if file, err := Find("/proc", ID{Cookie: id.Cookie + 1<<40, Inode: id.Inode}); file != "" || err != nil {
+	if file, err := find(ID{Cookie: id.Cookie + 1<<40, Inode: id.Inode}); file != "" || err != nil {
 		t.Errorf("one that had the same inode is found at %q, %v", file, err)
 	}
 }

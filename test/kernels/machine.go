@@ -74,8 +74,12 @@ func (a architecture) boot(ctx context.Context, kernel, initramfs, options, cons
 // findKernel finds the kernel among the files of its packages.
 func findKernel(tree string) (string, error) {
 	for _, pattern := range []string{"boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz"} {
-		if found, err := filepath.Glob(filepath.Join(tree, pattern)); err != nil || len(found) > 0 {
-			return found[0], err
+		found, err := filepath.Glob(filepath.Join(tree, pattern))
+		if err != nil {
+			return "", err
+		}
+		if len(found) > 0 {
+			return found[0], nil
 		}
 	}
 	return "", fmt.Errorf("there is no kernel in %s", tree)

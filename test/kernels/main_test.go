@@ -39,6 +39,22 @@ func TestExpectations(t *testing.T) {
 	}
 }
 
+func TestFindKernel(t *testing.T) {
+	tree := t.TempDir()
+	file := filepath.Join(tree, "usr/lib/modules/6.1/vmlinuz")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := findKernel(tree); found != file || err != nil {
+		t.Errorf("%q, %v, want %s", found, err, file)
+	}
+	for _, tree := range []string{t.TempDir(), "["} {
+		if found, err := findKernel(tree); err == nil {
+			t.Errorf("%s: %q, want an error", tree, found)
+		}
+	}
+}
+
 func TestChoose(t *testing.T) {
 	known := []expectation{{machine{"sid", "arm64", ""}, "accelerated"}, {machine{"sid", "amd64", "lockdown=confidentiality"}, "unsupported: so"}}
 	for _, c := range []struct {

@@ -152,8 +152,11 @@ func (f *fleet) size() int { return len(f.agents) + 1 }
 func (f *fleet) createCRDs(ctx context.Context) error {
 	const dir = "charts/slipstream/crds"
 	files, err := fs.Glob(os.DirFS(dir), "*.yaml")
-	if err != nil || len(files) == 0 {
-		return fmt.Errorf("no CRDs in %s; run it in the repository's folder: %w", dir, err)
+	if err != nil {
+		return err
+	}
+	if len(files) == 0 {
+		return fmt.Errorf("no CRDs in %s; run it in the repository's folder", dir)
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(filepath.Join(dir, file))

@@ -35,21 +35,58 @@ func With(dir, proc string, fn func(*Journal) error) error {
 	return fn(j)
 }
 
-// Each calls fn on every ledger, inside the ledger's network namespace, and on 0 is the machine's ledger ledger last. A
-// namespace that cannot be found is gone, together with its settings. If fn fails on one ledger, Each continues with the
-// others.
-func (j *Journal) Each(ctx context.Context, fn func(*Book) error) error {
-	files, err := filepath.Glob(filepath.Join(j.dir, "netns-*.json"))
-	if err != nil {
-		return err
+// Each calls fn on every ledger of a journal, inside the ledger's network namespace, and on the machine's ledger last. It holds
+// the machine-wide lock meanwhile. A namespace that cannot be found is gone, together with its settings. If fn fails on one
+// ledger, Each continues with the others.
+func Each(ctx context.Context, dir, proc string, fn func(*Book) error) error {
+	ledgers := func() ([]string, error) { return filepath.Glob(filepath.Join(dir, "netns-*.json")) }
+	f := &finder{proc: proc}
+	some, err := ledgers()
+	if err == nil && len(some) > 0 {
+		// Before the lock is taken: an agent would wait for it meanwhile.
+		f.files, err = netns.ListFiles(proc)
 	}
+	if err != nil {
+		return fmt.Errorf("find network namespaces: %w", err)
+	}
+	return With(dir, proc, func(j *Journal) error {
+		all, err := ledgers()
+		if err != nil {
+			return err
+		}
+		return j.each(ctx, all, f, fn)
+	})
+}
+
+// finder finds network namespaces in a list of files.
+type finder struct {
+	proc  string
+	files netns.Files
+	// again means that the files have been listed a second time.
+	again bool
+}
+
+func (f *finder) find(id netns.ID) (string, error) {
+	file, err := f.files.Find(id)
+	if file != "" || err != nil || f.again {
+		return file, err
+	}
+	// The namespace, or the file by which it can be entered, may be newer than the list.
+	if f.files, err = netns.ListFiles(f.proc); err != nil {
+		return "", err
+	}
+	f.again = true
+	return f.files.Find(id)
+}
+
+func (j *Journal) each(ctx context.Context, files []string, f *finder, fn func(*Book) error) error {
 	slices.Sort(files)
 	var errs []error
 	for _, file := range files {
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
-		errs = append(errs, j.visit(filepath.Base(file), fn))
+		errs = append(errs, j.visit(filepath.Base(file), f, fn))
 	}
 	machine, err := j.Machine()
 	if err == nil {
@@ -64,12 +101,12 @@ type nowhere struct{}
 func (nowhere) Read(string) (string, error) { return "", fs.ErrNotExist }
 func (nowhere) Write(string, string) error  { return fs.ErrNotExist }
 
-func (j *Journal) visit(name string, fn func(*Book) error) error {
+func (j *Journal) visit(name string, f *finder, fn func(*Book) error) error {
 	l, err := j.read(name)
 	if err != nil {
 		return err
 	}
-	file, err := netns.Find(j.proc, l.ID)
+	file, err := f.find(l.ID)
 	if err != nil {
 		return fmt.Errorf("find the network namespace of %s: %w", l.Place, err)
 	}

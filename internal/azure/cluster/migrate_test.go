@@ -254,6 +254,24 @@ func (w *world) migrated(t *testing.T, when string) {
 	}
 }
 
+// TestDrainSaysWhatIsLeft drains a node on which pods are created meanwhile, and one whose pods can no longer be listed.
+func TestDrainSaysWhatIsLeft(t *testing.T) {
+	w := newWorld(t)
+	drain := func(want string) {
+		t.Helper()
+		if err := w.pods.Drain(t.Context(), "net-0", func(string) {}); err == nil || err.Error() != want {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	drain("drain net-0: 3 pods are left, or were created meanwhile")
+	lists := 0
+	w.client.PrependReactor("list", "pods", func(ktesting.Action) (bool, runtime.Object, error) {
+		lists++
+		return lists > 1, nil, errors.New("no answer")
+	})
+	drain("drain net-0: look for pods that are left: no answer")
+}
+
 func TestMigrateCopiesSettings(t *testing.T) {
 	w := newWorld(t)
 	if err := w.run(w.migration()); err != nil {

@@ -123,8 +123,11 @@ func (p Pool) Drain(ctx context.Context, node string, note func(string)) error {
 		// kubectl reports an interrupted eviction as a timeout after 292 years.
 		return fmt.Errorf("drain %s: %w", node, cmp.Or(context.Cause(ctx), err))
 	}
-	if list, errs = h.GetPodsForDeletion(node); len(errs) > 0 || len(list.Pods()) > 0 {
-		return fmt.Errorf("drain %s: %d pods are left, or were created meanwhile: %w", node, len(list.Pods()), errors.Join(errs...))
+	if list, errs = h.GetPodsForDeletion(node); len(errs) > 0 {
+		return fmt.Errorf("drain %s: look for pods that are left: %w", node, errors.Join(errs...))
+	}
+	if left := len(list.Pods()); left > 0 {
+		return fmt.Errorf("drain %s: %d pods are left, or were created meanwhile", node, left)
 	}
 	return nil
 }
