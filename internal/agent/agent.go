@@ -104,7 +104,9 @@ type Desired struct {
 
 // Policy is a policy that selects this node.
 type Policy struct {
-	Name       string
+	Name string
+	// UID differs between two policies of one name, of which the first was deleted. It is empty for a policy from a file.
+	UID        string
 	Generation int64
 	Accelerate []v1alpha1.PolicyAccelerator
 	// Pods reports which pods the class pod includes; nil for all. Two policies with the same Selector

@@ -506,6 +506,22 @@ func TestConflictAndNonsense(t *testing.T) {
 	a.wantState("later", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 }
 
+// TestPolicyIsCreatedAgain checks that a policy that was deleted and created again, while its agent did not hear of it, is another
+// one, although its name and generation are the same.
+func TestPolicyIsCreatedAgain(t *testing.T) {
+	t.Parallel()
+	p := newTestNode(t)
+	p.nic()
+	p.pod("a")
+	a := p.start(p.options())
+	policy := Policy{Name: "plus", UID: "1", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "nic", "pod"))}
+	a.Set(one(policy))
+	p.wantMasks("the first", map[string]string{"/eth0": "1", "a/eth0": "1"})
+	policy.UID, policy.Accelerate = "2", v1alpha1.ForPolicy(rps("0-1", "nic", "pod"))
+	a.Set(one(policy))
+	p.wantMasks("the second", map[string]string{"/eth0": "3", "a/eth0": "3"})
+}
+
 // TestSelector checks that a policy that selects pods is not applied to a namespace until it is known to which pod that
 // belongs.
 func TestSelector(t *testing.T) {

@@ -356,7 +356,7 @@ func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 // same reports whether two Desired are equal.
 func same(a, b agent.Desired) bool {
 	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q agent.Policy) bool {
-		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
+		return p.Name == q.Name && p.UID == q.UID && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
 			p.Halted == q.Halted && p.Kernels == q.Kernels &&
 			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
 	})
@@ -427,7 +427,7 @@ func (c *Cluster) desired() (d agent.Desired, wantsPods bool) {
 		if !selects(p, node) {
 			continue
 		}
-		policy := agent.Policy{Name: p.Name, Generation: p.Generation}
+		policy := agent.Policy{Name: p.Name, UID: string(p.UID), Generation: p.Generation}
 		complete, err := c.completed(p)
 		if err != nil {
 			policy.Invalid = err

@@ -522,11 +522,14 @@ func TestCluster(t *testing.T) {
 			"spec": object{"nodeName": "node0"}, "status": object{"podIPs": []any{object{"ip": "10.1.0.1"}, object{"ip": "fd00::1"}}}})
 		c, desired := s.connect(t)
 
-		next(t, desired, "b", "a") // only policies that select the node, by age; no pods, because no policy selects pods
+		d := next(t, desired, "b", "a") // only policies that select the node, by age; no pods, because no policy selects pods
+		if uid := d.Policies[1].UID; uid != "a" {
+			t.Errorf("the UID is %q, want that of the policy", uid)
+		}
 
 		// An invalid policy that the schema let pass.
 		s.put(policyPath+"bad", policyObject("bad", 3, 1, object{"accelerate": accelerate("0", "loopback")}))
-		d := next(t, desired, "b", "a", "bad")
+		d = next(t, desired, "b", "a", "bad")
 		if err := d.Policies[2].Invalid; err == nil || !strings.Contains(err.Error(), `spec.accelerate[0].rps.devices[0]: must be nic, overlay, host-veth or pod, is "loopback"`) {
 			t.Errorf("invalid: %v, want what and where", err)
 		}
