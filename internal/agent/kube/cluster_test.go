@@ -611,6 +611,45 @@ func TestCluster(t *testing.T) {
 	})
 }
 
+// TestNoReportOfANodeThatIsGone checks that an agent whose Node object is deleted creates no NodeAcceleration: nothing would ever
+// delete it. When the node is back, there is one again.
+func TestNoReportOfANodeThatIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		s.put(nodePath, nodeObject(nil))
+		c, desired := s.connect(t)
+		next(t, desired)
+		owner := func() string {
+			metadata, _ := s.get(statePath)["metadata"].(object)
+			for _, o := range asList(metadata["ownerReferences"]) {
+				return fmt.Sprint(o["uid"])
+			}
+			return fmt.Sprint(metadata)
+		}
+		want := func(uid string) {
+			t.Helper()
+			eventually(t, "a NodeAcceleration", func() string {
+				if got := owner(); got != uid {
+					return fmt.Sprintf("its owner is %s, want %s", got, uid)
+				}
+				return ""
+			})
+		}
+		c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy})
+		want("u-1")
+		time.Sleep(2 * time.Second) // until the agent watches its node
+		s.remove(nodePath)
+		s.remove(statePath) // the garbage collector's work
+		time.Sleep(time.Second)
+		c.Publish(agent.Status{Reason: v1alpha1.ReasonError})
+		never(t, func() bool { return s.get(statePath) != nil })
+		o := nodeObject(nil)
+		o["metadata"].(object)["uid"] = "u-2"
+		s.put(nodePath, o)
+		want("u-2")
+	})
+}
+
 // TestTimesAreTheServers: the clock of the API server is two hours ahead of the node's. What the agent writes has the server's time.
 func TestTimesAreTheServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -272,19 +273,23 @@ func crdTooOld(kind string) string {
 }
 
 // read reads the status that an earlier agent wrote, so that a restart writes nothing if nothing has changed. If there is no
-// object, it creates one.
+// object, it creates one, but only for a node that the cluster has: deleting the node deletes the object, which stays for ever
+// without it.
 func (w *statusWriter) read(ctx context.Context) error {
 	was, err := w.readOwn(ctx)
 	if was != nil || err != nil {
 		w.written = was
 		return err
 	}
-	n := v1alpha1.NodeAcceleration{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNodeAcceleration},
-		ObjectMeta: metav1.ObjectMeta{Name: w.options.Node},
+	node := w.node()
+	if node == nil {
+		return fmt.Errorf("the cluster has no node %s: without it, no NodeAcceleration is created", w.options.Node)
 	}
-	if node := w.node(); node != nil { // the owner: deleting the node deletes the object
-		n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+	n := v1alpha1.NodeAcceleration{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNodeAcceleration},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: w.options.Node, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
+		},
 	}
 	if err := w.clients.status.Post().Resource("nodeaccelerations").Body(&n).Do(ctx).Into(&n); err != nil {
 		return err
