@@ -398,7 +398,7 @@ func TestRolloutWithoutProgress(t *testing.T) {
 }
 
 // TestRolloutOutOfReach checks that an agent that can no longer reach the API server once its node
-// has the policy gives the policy up.
+// has the policy gives the policy up, and that any answer of the API server means that it can.
 func TestRolloutOutOfReach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newAPI()
@@ -410,16 +410,36 @@ func TestRolloutOutOfReach(t *testing.T) {
 			}
 			return ""
 		})
-		s.setRefuse(func(string, string) int { return http.StatusInternalServerError })
+		s.kill()
 		eventually(t, "given up", func() string {
 			if got := all[0].on(); got != -1 {
 				return fmt.Sprint(got)
 			}
 			return ""
 		})
-		s.setRefuse(nil)
+		s.start()
+		time.Sleep(2 * usualPace.outage) // until the agent watches again
 		s.wantRollout(t, all, "False Halted node node0 cannot reach the API server since it got the policy", -1)
 	})
+	for _, code := range []int{http.StatusInternalServerError, http.StatusTooManyRequests, http.StatusForbidden} {
+		t.Run(http.StatusText(code), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newAPI()
+				all := s.group(t, 3)
+				s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 2}}))
+				s.begun(t, all)
+				s.setRefuse(func(string, string) int { return code })
+				was := versions(all)
+				for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+					if is := versions(all); !slices.Equal(was, is) {
+						t.Fatalf("the versions are %v, were %v (-1: rolled back)", is, was)
+					}
+				}
+				s.setRefuse(nil)
+				s.wantRollout(t, all, "True Complete", 1, 1, 1)
+			})
+		})
+	}
 }
 
 // TestRolloutWaitsForReady checks that a node that is not Ready waits during a rollout. That it was
