@@ -405,7 +405,8 @@ const (
 type ObservedPolicy struct {
 	// Policy is the name of the policy.
 	Policy string `json:"policy"`
-	// Generation of the policy that the state is about.
+	// Generation of the policy that the state is about. It is 0 if the cluster has lost that version, because an earlier state of
+	// its database was restored.
 	Generation int64 `json:"generation"`
 	State      State `json:"state"`
 	// Reason is why the policy is in this state.

@@ -176,7 +176,11 @@ func rolloutOf(p *v1alpha1.AccelerationPolicy) *v1alpha1.RolloutStatus {
 func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 	r := rolloutOf(p)
 	t := c.turns[p.UID]
-	if t == nil || t.generation < p.Generation {
+	lost := t != nil && t.generation > p.Generation && !c.isOutdated(p) // an earlier state of etcd was restored
+	if lost {
+		maps.DeleteFunc(c.complete, func(v policyVersion, _ completePolicy) bool { return v.uid == p.UID })
+	}
+	if t == nil || t.generation < p.Generation || lost {
 		now := time.Now()
 		next := &turn{generation: p.Generation, seen: now, moved: now, before: c.losses(), limit: 100, tryAgain: c.pace.retry}
 		next.stepPercent, next.rest = p.Spec.Steps()
@@ -190,6 +194,11 @@ func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 			next.base = t.base
 			if !t.taken.IsZero() && t.trouble == "" {
 				version := t.version // a copy, so that the old turn and those before it can be freed
+				next.base = &version
+			}
+			if lost && next.base != nil {
+				version := *next.base
+				version.Generation = 0 // another version may get its number
 				next.base = &version
 			}
 		} else {

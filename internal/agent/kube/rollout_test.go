@@ -132,6 +132,37 @@ func (m *member) on() int64 {
 	return 0
 }
 
+// cpus returns the CPUs that the applied version of the policy names, or "" if none is applied.
+func (m *member) cpus() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.has.Policies {
+		if (p.Withheld == agent.Withheld{}) && p.Invalid == nil {
+			return p.Accelerate[0].RPS.CPUs
+		}
+	}
+	return ""
+}
+
+// wantCPUs waits until the nodes have versions with these CPUs, in any order, and checks that no node is without any until then.
+func wantCPUs(t *testing.T, all []*member, want ...string) {
+	t.Helper()
+	eventually(t, "CPUs", func() string {
+		var got []string
+		for _, m := range all {
+			got = append(got, m.cpus())
+		}
+		slices.Sort(got)
+		if got[0] == "" {
+			t.Fatalf("the nodes have CPUs %q; none may be without the policy", got)
+		}
+		if !slices.Equal(got, want) {
+			return fmt.Sprintf("they are %q, want %q", got, want)
+		}
+		return ""
+	})
+}
+
 // halted reports whether the node's agent knows that a rollout halted.
 func (m *member) halted() bool {
 	m.mu.Lock()
@@ -440,6 +471,42 @@ func TestRolloutOutOfReach(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRolloutAfterRestore checks that agents roll out an earlier version of a policy that comes back with a backup of etcd, and then a
+// later one whose generation they have seen before, although it was another version. Meanwhile each node keeps what it has.
+func TestRolloutAfterRestore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 4)
+		s.put(policyPath+"rolled", rolled(1, "0", object{}))
+		s.wantRollout(t, all, "True Complete", 1, 1, 1, 1)
+		backup := s.get(policyPath + "rolled")
+		s.update(policyPath+"rolled", rolled(2, "1", object{}))
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2)
+		for _, m := range all {
+			s.wantObserved(t, m.name, "passed", "true")
+		}
+		all[2].stop()
+		all[2] = s.join(t, all[2].name) // it does not know the first version
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2)
+
+		s.put(policyPath+"rolled", backup)
+		wantCPUs(t, all, "0", "0", "0", "0")
+		s.wantRollout(t, all, "True Complete", 1, 1, 1, 1)
+		s.update(policyPath+"rolled", rolled(2, "2", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 4}}))
+		wantCPUs(t, all, "0", "0", "0", "2")
+		never(t, func() bool {
+			has := 0
+			for _, m := range all {
+				if m.cpus() == "2" {
+					has++
+				}
+			}
+			return has > 1 // before the pause is over
+		})
+		wantCPUs(t, all, "2", "2", "2", "2")
+	})
 }
 
 // TestRolloutWaitsForReady checks that a node that is not Ready waits during a rollout. That it was
