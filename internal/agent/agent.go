@@ -113,8 +113,10 @@ type Policy struct {
 	// select the same pods.
 	Pods     func(labels map[string]string) bool
 	Selector string
-	// Invalid says why the policy is invalid; nil if it is valid.
-	Invalid error
+	// Invalid says why the policy is invalid; nil if it is valid. LaterInvalid says why a later version of it is invalid, so that
+	// this one stays; empty if that is not so.
+	Invalid      error
+	LaterInvalid string
 	// Withheld says why the policy is not applied here, although it selects this node. It is zero if the
 	// policy is applied.
 	Withheld Withheld

@@ -506,6 +506,25 @@ func TestConflictAndNonsense(t *testing.T) {
 	a.wantState("later", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 }
 
+// TestLaterVersionIsInvalid checks that a policy stays applied while a later version of it is invalid, and says so.
+func TestLaterVersionIsInvalid(t *testing.T) {
+	t.Parallel()
+	p := newTestNode(t)
+	p.nic()
+	a := p.start(p.options())
+	policy := plus
+	a.Set(one(policy))
+	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	policy.LaterInvalid = "generation 2 is invalid"
+	a.Set(one(policy))
+	if o := a.wantState("plus", v1alpha1.StateFailed, v1alpha1.ReasonInvalid); o.Message != "generation 2 is invalid" || o.Generation != 1 || o.Verified != 1 {
+		t.Errorf("%+v, want one that says so, and has the setting", o)
+	}
+	p.wantMasks("it stays", map[string]string{"/eth0": "1"})
+	a.Set(one(plus))
+	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+}
+
 // TestPolicyIsCreatedAgain checks that a policy that was deleted and created again, while its agent did not hear of it, is another
 // one, although its name and generation are the same.
 func TestPolicyIsCreatedAgain(t *testing.T) {

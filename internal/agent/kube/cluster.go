@@ -358,7 +358,7 @@ func same(a, b agent.Desired) bool {
 	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q agent.Policy) bool {
 		return p.Name == q.Name && p.UID == q.UID && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
 			p.Halted == q.Halted && p.Kernels == q.Kernels &&
-			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
+			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid) && p.LaterInvalid == q.LaterInvalid
 	})
 }
 
@@ -428,21 +428,19 @@ func (c *Cluster) desired() (d agent.Desired, wantsPods bool) {
 			continue
 		}
 		policy := agent.Policy{Name: p.Name, UID: string(p.UID), Generation: p.Generation}
-		complete, err := c.completed(p)
-		if err != nil {
-			policy.Invalid = err
-			d.Policies = append(d.Policies, policy)
-			continue
-		}
-		policy.Accelerate = complete.Spec.Accelerators()
-		if selector := complete.Spec.Pods; selector != nil {
-			s, err := metav1.LabelSelectorAsSelector(selector) // Complete has checked it
-			if err == nil {
-				policy.Selector = s.String()
-				policy.Pods = func(l map[string]string) bool { return s.Matches(labels.Set(l)) }
+		if complete, err := c.completed(p); err != nil {
+			policy = c.withoutInvalid(p, policy, err)
+		} else {
+			policy.Accelerate = complete.Spec.Accelerators()
+			if selector := complete.Spec.Pods; selector != nil {
+				s, err := metav1.LabelSelectorAsSelector(selector) // Complete has checked it
+				if err == nil {
+					policy.Selector = s.String()
+					policy.Pods = func(l map[string]string) bool { return s.Matches(labels.Set(l)) }
+				}
 			}
+			policy = c.atItsTurn(p, policy)
 		}
-		policy = c.atItsTurn(p, policy)
 		policy.Halted, policy.Kernels = isHalted(p), p.Annotations[v1alpha1.AnnotationKernel] // of this version, even if another one is applied
 		wantsPods = wantsPods || policy.Pods != nil
 		d.Policies = append(d.Policies, policy)

@@ -265,7 +265,7 @@ func (c *Cluster) inherit(p *v1alpha1.AccelerationPolicy, t *turn) {
 		t.trouble = "failed a health check before its agent restarted"
 	case failed && !o.Passed:
 		// The policy may be the reason why the machine restarted. Nothing proves the opposite, so the node stays without it.
-	case o.Generation == p.Generation && hasVersion(o):
+	case o.Generation == p.Generation && hasVersion(o) && o.Reason != v1alpha1.ReasonInvalid:
 		t.taken, t.start, t.step = t.seen, t.before, o.Step
 		if o.UID == "" && !(r != nil && r.First == c.options.Node) {
 			_, t.step = stepOf(percentOf(p.UID, c.options.Node), t.stepPercent)
@@ -334,6 +334,24 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 		_, t.step = stepOf(percentOf(p.UID, c.options.Node), t.stepPercent)
 	}
 	return version
+}
+
+// withoutInvalid returns the version of a policy that this node keeps while the current version is invalid. If the node has none, it is
+// the current one, which is not applied.
+func (c *Cluster) withoutInvalid(p *v1alpha1.AccelerationPolicy, version agent.Policy, err error) agent.Policy {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := c.turnOf(p)
+	if t.generation == p.Generation {
+		t.version, t.taken = version, time.Time{} // an earlier version of the agent may have taken it for valid
+	}
+	if t.base == nil {
+		version.Invalid = err
+		return version
+	}
+	base := *t.base
+	base.LaterInvalid = fmt.Sprintf("generation %d is invalid, so the node keeps the version that it has: %s", p.Generation, err)
+	return base
 }
 
 // waitsFor returns why the node does not have the policy yet.

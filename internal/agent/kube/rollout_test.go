@@ -104,7 +104,9 @@ func (m *member) set(d agent.Desired) {
 	m.has = d
 	for _, p := range d.Policies {
 		o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation, State: v1alpha1.StateApplied, Reason: v1alpha1.ReasonApplied}
-		if (p.Withheld == agent.Withheld{}) {
+		if p.Invalid != nil || p.LaterInvalid != "" {
+			o.State, o.Reason = v1alpha1.StateFailed, v1alpha1.ReasonInvalid
+		} else if (p.Withheld == agent.Withheld{}) {
 			if at := fmt.Sprintf("%s@%d", p.Name, p.Generation); m.times[at].IsZero() {
 				m.times[at] = time.Now()
 			}
@@ -122,11 +124,13 @@ func (m *member) on() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range m.has.Policies {
-		switch p.Withheld.Reason {
-		case "":
-			return p.Generation
-		case v1alpha1.ReasonRolledBack:
+		switch {
+		case p.Invalid != nil:
+			return 0
+		case p.Withheld.Reason == v1alpha1.ReasonRolledBack:
 			return -1
+		case p.Withheld.Reason == "":
+			return p.Generation
 		}
 	}
 	return 0
@@ -471,6 +475,63 @@ func TestRolloutOutOfReach(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestInvalidChange checks that a change that the schema admits although it is invalid reverts nothing: each node keeps what it has
+// until it is its turn for a valid version, and says that the change is invalid.
+func TestInvalidChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 4)
+		invalid := func(generation int) object {
+			o := rolled(generation, "1", object{})
+			o["spec"].(object)["accelerate"] = accelerate("1", "nic", "nic")
+			return o
+		}
+		s.put(policyPath+"rolled", invalid(1))
+		for _, m := range all {
+			s.wantObserved(t, m.name, "reason", v1alpha1.ReasonInvalid)
+		}
+		s.wantRollout(t, all, "", 0, 0, 0, 0)
+		s.update(policyPath+"rolled", rolled(2, "0", object{"pods": object{"matchLabels": object{"app": "web"}}}))
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2)
+
+		s.update(policyPath+"rolled", invalid(3))
+		for _, m := range all {
+			s.wantObserved(t, m.name, "reason", v1alpha1.ReasonInvalid)
+			s.wantObserved(t, m.name, "generation", "2")
+			s.wantObserved(t, m.name, "uid", rolledUID)
+		}
+		wantUnmoved(t, all, []int64{2, 2, 2, 2})
+		for _, m := range all {
+			m.mu.Lock()
+			p := m.has.Policies[0]
+			if p.Pods == nil || !strings.Contains(p.LaterInvalid, "generation 3 is invalid, so the node keeps the version that it has: spec.accelerate[0].rps.devices") {
+				t.Errorf("%s has %+v", m.name, p)
+			}
+			m.mu.Unlock()
+		}
+		// An agent that restarts knows no earlier version, and does not take the invalid one for one that the node has.
+		for range 2 {
+			all[3].stop()
+			all[3] = s.join(t, all[3].name)
+			s.wantRollout(t, all, "", 2, 2, 2, 0)
+			s.wantObserved(t, all[3].name, "generation", "3")
+		}
+
+		s.update(policyPath+"rolled", rolled(4, "1", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 4}}))
+		eventually(t, "a first node", func() string {
+			is := versions(all)
+			switch {
+			case slices.Equal(is[:3], []int64{2, 2, 2}) && is[3] == 0:
+				return fmt.Sprint(is)
+			case len(is)-len(slices.DeleteFunc(is, func(v int64) bool { return v == 4 })) != 1:
+				t.Fatalf("the versions are %v, want one node with the fourth", versions(all))
+			}
+			return ""
+		})
+		s.wantRollout(t, all, "True Complete", 4, 4, 4, 4)
+	})
 }
 
 // TestRolloutAfterRestore checks that agents roll out an earlier version of a policy that comes back with a backup of etcd, and then a
