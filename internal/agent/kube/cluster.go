@@ -33,6 +33,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/journal"
 	"slipstream.dev/internal/agent"
 	"slipstream.dev/internal/serverclock"
 	"slipstream.dev/internal/spec"
@@ -96,6 +97,7 @@ type Cluster struct {
 	restUntil atomic.Pointer[time.Time]
 	// losses reads the node's counters.
 	losses func() losses
+	boot   string // the ID of the machine's boot
 }
 
 // Connect calls New with the configuration from a kubeconfig file or, if its name is empty, from the pod in which the agent runs.
@@ -122,7 +124,11 @@ func New(config *rest.Config, o Options) (*Cluster, error) {
 		sharedLimit: rate.NewLimiter(2, 5),
 	}
 	c.losses = c.readLosses
-	if err := c.connect(config); err != nil {
+	var err error
+	if c.boot, err = journal.Boot(c.proc()); err != nil {
+		return nil, err
+	}
+	if err = c.connect(config); err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	c.reviewer = newReviewer(c.clients.authn, c.clients.authz)

@@ -58,8 +58,9 @@ type api struct {
 	sent  int
 	// dead means that it answers nothing.
 	dead bool
-	// daemonSet is the DaemonSet of the agents that join.
+	// daemonSet is the DaemonSet of the agents that join. boots has the boots of their machines, by node, if not the first.
 	daemonSet string
+	boots     map[string]string
 	// late is the extra delay of events for agents of a fleet.
 	late time.Duration
 	// ahead is how far the server's clock is ahead of the agents'; it does not tell them if that is 0.
@@ -76,7 +77,7 @@ type change struct {
 func newAPI() *api {
 	return &api{
 		objects: make(map[string]object), watchers: make(map[chan object]func(string) bool),
-		asked: make(map[string]int), watched: make(map[string]url.Values),
+		asked: make(map[string]int), watched: make(map[string]url.Values), boots: make(map[string]string),
 	}
 }
 

@@ -88,6 +88,10 @@ type turn struct {
 	status             v1alpha1.RolloutStatus
 	// step is the percentage that the rollout had to reach for this node, 0 if it was the first.
 	step int
+	// boot is the machine's boot in which the node was about to get the version in a step, empty before that. announced means that
+	// the NodeAcceleration says so.
+	boot      string
+	announced bool
 	// began: this agent made its node the first. proven: enough nodes of the previous step passed. ask is when to look for that
 	// evidence next, and askAgain the pause after that.
 	began, proven bool
@@ -263,6 +267,10 @@ func (c *Cluster) inherit(p *v1alpha1.AccelerationPolicy, t *turn) {
 	switch {
 	case o.RolledBack == p.Generation:
 		t.trouble = "failed a health check before its agent restarted"
+	case o.Tried == p.Generation && o.Boot != c.boot && !o.Passed:
+		// The policy may have crashed the machine, and would crash it again.
+		t.trouble, t.gaveUp = "restarted before it had had the policy for a pause", t.seen
+		c.tellRolledBack(p, t)
 	case failed && !o.Passed:
 		// The policy may be the reason why the machine restarted. Nothing proves the opposite, so the node stays without it.
 	case o.Generation == p.Generation && hasVersion(o) && o.Reason != v1alpha1.ReasonInvalid:
@@ -271,6 +279,9 @@ func (c *Cluster) inherit(p *v1alpha1.AccelerationPolicy, t *turn) {
 			_, t.step = stepOf(percentOf(p.UID, c.options.Node), t.stepPercent)
 		}
 		t.passed = o.Passed || complete && (o.UID == "" || t.stepPercent == 100)
+		if t.boot = o.Boot; t.boot == "" && !t.passed && t.stepPercent < 100 {
+			t.boot = c.boot // an earlier version of the agent reported none
+		}
 	}
 }
 
@@ -284,7 +295,7 @@ func (c *Cluster) change(p *v1alpha1.AccelerationPolicy, by func(*turn)) {
 }
 
 // addEvidence adds to the entry of a policy the fields that the agents of other nodes, and this node's agent after a restart,
-// read: UID, step, passed and rolledBack. The caller holds mu.
+// read: UID, step, passed, rolledBack, tried and boot. The caller holds mu.
 func (c *Cluster) addEvidence(o *v1alpha1.ObservedPolicy) {
 	for uid, t := range c.turns {
 		if t.version.Name != o.Policy {
@@ -296,6 +307,21 @@ func (c *Cluster) addEvidence(o *v1alpha1.ObservedPolicy) {
 			o.RolledBack = t.generation
 		case t.generation == o.Generation && !t.taken.IsZero() && t.stepPercent < 100: // without steps, nobody reads them
 			o.Step, o.Passed = t.step, t.passed
+		}
+		if t.boot != "" && t.trouble == "" {
+			o.Tried, o.Boot = t.generation, t.boot
+		}
+	}
+}
+
+// announce lets the node get the versions of which the written status says that the node is about to get them.
+func (c *Cluster) announce(written v1alpha1.NodeAccelerationStatus) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, o := range written.Observed {
+		if t := c.turns[o.UID]; t != nil && !t.announced && o.Tried == t.generation && o.Boot == t.boot {
+			t.announced = true
+			poke(c.changed)
 		}
 	}
 }
@@ -328,6 +354,10 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 		return withhold(v1alpha1.ReasonWaiting, t.waitsFor(r, p.UID, c.options.Node))
 	case !ready(c.node()):
 		return withhold(v1alpha1.ReasonWaiting, "the node is not Ready; the rollout waits until it is")
+	case t.stepPercent < 100 && !t.announced:
+		t.boot = c.boot
+		poke(c.dirty)
+		return withhold(v1alpha1.ReasonWaiting, "the node gets it as soon as its NodeAcceleration says so")
 	}
 	t.taken, t.start = time.Now(), c.losses()
 	if r.First != c.options.Node || !t.began {
@@ -380,8 +410,10 @@ func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) 
 	maps.DeleteFunc(c.complete, func(v policyVersion, _ completePolicy) bool { return !versions[v] })
 }
 
+func (c *Cluster) proc() string { return cmp.Or(c.options.Proc, "/proc") }
+
 func (c *Cluster) readLosses() losses {
-	l, err := readLosses(cmp.Or(c.options.Proc, "/proc"))
+	l, err := readLosses(c.proc())
 	if err != nil {
 		c.options.Log.Warn("count the packets that the node drops", "error", err)
 	}
@@ -475,13 +507,13 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 	return nil
 }
 
-// toReport is the time that the nodes of a step take, after the status has advanced, to get the policy and to report that. They
-// look for evidence at random moments.
+// toReport is the time that the nodes of a step take, after the status has advanced, to announce that they get the policy, to get it
+// and to report that. They look for evidence at random moments.
 func (c *Cluster) toReport(step int) time.Duration {
 	if step == 100 {
 		return 0
 	}
-	return c.pace.spread + 2*c.pace.between
+	return c.pace.spread + 3*c.pace.between
 }
 
 // checkSelf checks this node for a pause after it got a policy, whatever the policy's status says, and gives the policy up if a
@@ -602,9 +634,14 @@ func (c *Cluster) failure(p *v1alpha1.AccelerationPolicy, t *turn) string {
 // giveUp rolls a policy back on this node. The report to others follows.
 func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, gone *turn) {
 	c.change(p, func(t *turn) { t.trouble, t.gaveUp = gone.trouble, gone.gaveUp })
+	c.tellRolledBack(p, gone)
+	poke(c.changed)
+}
+
+// tellRolledBack logs and notifies that this node rolled a policy back.
+func (c *Cluster) tellRolledBack(p *v1alpha1.AccelerationPolicy, gone *turn) {
 	c.options.Log.Error("a policy is rolled back on this node", "policy", p.Name, "generation", p.Generation, "trouble", gone.trouble)
 	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonRolledBack, Message: fmt.Sprintf("policy %s: the node %s; its settings are restored", p.Name, gone.trouble)})
-	poke(c.changed)
 }
 
 // begin makes this node the first, or includes all nodes if the policy says so.

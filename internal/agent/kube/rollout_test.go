@@ -32,6 +32,7 @@ var hurry = pace{
 // member is the agent of one node in a rollout.
 type member struct {
 	*Cluster
+	api  *api
 	name string
 	stop func()
 
@@ -40,6 +41,8 @@ type member struct {
 	losing uint64 // packets lost per thousand
 	from   time.Time
 	times  map[string]time.Time // when the node first had a version, by policy@generation
+	// announced is what the node's NodeAcceleration said then that the node was about to get.
+	announced map[string]string
 }
 
 func nodeNamed(name string, ready bool) object {
@@ -71,8 +74,11 @@ func (s *api) join(t *testing.T, name string) *member {
 	t.Helper()
 	c, err := New(s.config(), Options{Node: name, DaemonSet: s.daemonSet, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
-	m := &member{Cluster: c, name: name, from: time.Now(), times: make(map[string]time.Time)}
-	c.pace = hurry
+	m := &member{Cluster: c, api: s, name: name, from: time.Now(), times: make(map[string]time.Time), announced: make(map[string]string)}
+	c.pace, c.boot = hurry, "first boot"
+	if boot := s.boots[name]; boot != "" {
+		c.boot = boot
+	}
 	c.losses = func() losses {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -109,6 +115,10 @@ func (m *member) set(d agent.Desired) {
 		} else if (p.Withheld == agent.Withheld{}) {
 			if at := fmt.Sprintf("%s@%d", p.Name, p.Generation); m.times[at].IsZero() {
 				m.times[at] = time.Now()
+				status, _ := m.api.get(reportPath(m.name))["status"].(object)
+				for _, o := range asList(status["observed"]) {
+					m.announced[at] = fmt.Sprintf("%v in the %v", o["tried"], o["boot"])
+				}
 			}
 		} else {
 			o.State, o.Reason = v1alpha1.StatePending, p.Withheld.Reason
@@ -270,6 +280,11 @@ func TestRolloutInSteps(t *testing.T) {
 				halves[half] = at(m)
 			}
 		}
+		for _, m := range all {
+			if got := m.announced["rolled@1"]; got != "1 in the first boot" {
+				t.Errorf("%s got it, and had announced %q", m.name, got)
+			}
+		}
 		if len(halves) != 2 {
 			t.Fatalf("all nodes are in one half: %v", versions(all))
 		}
@@ -371,6 +386,79 @@ func TestRolloutHalts(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRolloutHaltsAfterReboot checks that a node that boots again within a pause after it got a policy, whether it has reported that or
+// not, does not get it again, and that the rollout halts. A restart of the agent alone does no harm, and a reboot after the pause
+// neither.
+func TestRolloutHaltsAfterReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 5)
+		s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 4}}))
+		restart := func(m *member, boot string) *member {
+			m.stop()
+			s.boots[m.name] = boot
+			i := slices.Index(all, m)
+			all[i] = s.join(t, m.name)
+			return all[i]
+		}
+		first := s.begun(t, all)
+		s.wantObserved(t, first.name, "state", "applied")
+		first = restart(first, "first boot")
+		s.wantRollout(t, []*member{first}, "False Progressing", 1)
+		var crashes *member
+		eventually(t, "a node of the first step", func() string {
+			for _, m := range all {
+				if m != first && m.on() == 1 {
+					crashes = m
+					return ""
+				}
+			}
+			return fmt.Sprint(versions(all))
+		})
+		back := restart(crashes, "second boot")
+		s.wantRollout(t, []*member{back}, "False Halted node "+back.name+" restarted before it had had the policy for a pause; it is rolled back on that node", -1)
+		s.wantObserved(t, back.name, "rolledBack", "1")
+		for i := range 3 {
+			back = restart(back, fmt.Sprintf("boot %d", 3+i))
+			s.wantRollout(t, []*member{back}, "False Halted", -1)
+			if at := back.tookAt("rolled@1"); !at.IsZero() {
+				t.Errorf("it got the policy again at %s", at)
+			}
+		}
+		wantUnmoved(t, all, versions(all))
+
+		// A change of the policy makes it try again, and then it may reboot.
+		s.update(policyPath+"rolled", rolled(2, "0", object{}))
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2, 2)
+		for _, m := range slices.Clone(all) {
+			s.wantObserved(t, m.name, "passed", "true")
+			restart(m, "last boot")
+		}
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2, 2)
+	})
+}
+
+// TestReportWithoutBoot checks that an agent that follows one of an earlier version, which reported no boot, keeps the policy that
+// its node has, and reports the boot.
+func TestReportWithoutBoot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		policy := slow()
+		policy["status"] = object{"rollout": object{"generation": 1, "started": time.Now().UTC().Format(time.RFC3339), "first": "node0", "percent": 0, "complete": false, "failedNodes": nil, "passed": nil}}
+		s.put(policyPath+"rolled", policy)
+		s.put(reportPath("node0"), object{
+			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindNodeAcceleration, "metadata": object{"name": "node0"},
+			"status": object{"settings": 0, "verified": 0, "observed": []any{object{
+				"policy": "rolled", "uid": rolledUID, "generation": 1, "state": "applied", "reason": "Applied", "settings": 0, "verified": 0,
+			}}},
+		})
+		all := s.group(t, 1)
+		s.wantObserved(t, "node0", "boot", "first boot")
+		s.wantObserved(t, "node0", "tried", "1")
+		wantUnmoved(t, all, []int64{1})
+	})
 }
 
 // TestRolloutOfNodesThatFallSilent checks a node that cannot reach the API server, so that its

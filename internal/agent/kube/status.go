@@ -29,7 +29,7 @@ const (
 	smallNews
 	// goodNews means that a policy is applied, or no longer wanted. All nodes may have that at the same moment.
 	goodNews
-	// urgentNews means that something failed, or that other nodes need the report to continue a rollout.
+	// urgentNews means that something failed, or that other nodes need the report to continue a rollout, or this one.
 	urgentNews
 )
 
@@ -200,7 +200,7 @@ func (w *statusWriter) newsOf(s v1alpha1.NodeAccelerationStatus) news {
 			was = w.written.Observed[i]
 		}
 		switch {
-		case o.Passed && !was.Passed, o.RolledBack != 0 && o.RolledBack != was.RolledBack:
+		case o.Passed && !was.Passed, o.RolledBack != 0 && o.RolledBack != was.RolledBack, o.Tried != 0 && o.Tried != was.Tried:
 			return urgentNews
 		case was.State == o.State && was.Reason == o.Reason && was.Generation == o.Generation:
 		case o.State == v1alpha1.StateFailed:
@@ -234,6 +234,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 	s, ok := w.wanted()
 	if !ok || equalStatus(*w.written, s) {
 		w.wait, w.compared = 0, w.compared || ok
+		w.announce(s)
 		return nil
 	}
 	if s.Observed == nil {
@@ -257,9 +258,14 @@ func (w *statusWriter) write(ctx context.Context) error {
 	w.mu.Unlock()
 	w.noteStandings(w.written.Observed, s.Observed)
 	w.written, w.compared = &s, true
-	if slices.ContainsFunc(s.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) &&
-		!slices.ContainsFunc(now.Status.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) {
-		w.options.Log.Warn(crdTooOld(v1alpha1.KindNodeAcceleration))
+	w.announce(s)
+	hasUID := func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }
+	hasTried := func(o v1alpha1.ObservedPolicy) bool { return o.Tried != 0 }
+	for _, has := range []func(v1alpha1.ObservedPolicy) bool{hasUID, hasTried} {
+		if slices.ContainsFunc(s.Observed, has) && !slices.ContainsFunc(now.Status.Observed, has) {
+			w.options.Log.Warn(crdTooOld(v1alpha1.KindNodeAcceleration))
+			break
+		}
 	}
 	if w.wait > 0 {
 		w.at, w.last, w.wait = time.Now(), w.wait, 0
