@@ -440,20 +440,51 @@ func TestRolloutHaltsAfterReboot(t *testing.T) {
 	})
 }
 
+// reported puts a policy that is being rolled out, and what an earlier agent of node0 has reported about its first generation.
+func (s *api) reported(policy object, first, state, reason string) {
+	policy["status"] = object{"rollout": object{
+		"generation": policy["metadata"].(object)["generation"], "started": time.Now().UTC().Format(time.RFC3339), "first": first, "percent": 0, "complete": false, "failedNodes": nil, "passed": nil,
+	}}
+	s.put(policyPath+"rolled", policy)
+	s.put(reportPath("node0"), object{
+		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindNodeAcceleration, "metadata": object{"name": "node0"},
+		"status": object{"settings": 0, "verified": 0, "observed": []any{object{
+			"policy": "rolled", "uid": rolledUID, "generation": 1, "state": state, "reason": reason, "settings": 0, "verified": 0,
+		}}},
+	})
+}
+
+// TestAgentsDifferAboutValidity checks an agent that follows one of another version, which took a policy for invalid that is valid, or
+// the opposite: its node does not have the policy.
+func TestAgentsDifferAboutValidity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		s.reported(slow(), "other", "failed", v1alpha1.ReasonInvalid)
+		all := s.group(t, 1)
+		s.wantObserved(t, "node0", "reason", v1alpha1.ReasonWaiting)
+		wantUnmoved(t, all, []int64{0})
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		invalid := slow()
+		invalid["spec"].(object)["accelerate"] = accelerate("0", "nic", "nic")
+		s.reported(invalid, "other", "applied", v1alpha1.ReasonApplied)
+		all := s.group(t, 1)
+		s.wantObserved(t, "node0", "reason", v1alpha1.ReasonInvalid)
+		valid := slow()
+		valid["metadata"].(object)["generation"] = 2
+		s.reported(valid, "other", "failed", v1alpha1.ReasonInvalid)
+		s.wantObserved(t, "node0", "reason", v1alpha1.ReasonWaiting)
+		wantUnmoved(t, all, []int64{0})
+	})
+}
+
 // TestReportWithoutBoot checks that an agent that follows one of an earlier version, which reported no boot, keeps the policy that
 // its node has, and reports the boot.
 func TestReportWithoutBoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newAPI()
-		policy := slow()
-		policy["status"] = object{"rollout": object{"generation": 1, "started": time.Now().UTC().Format(time.RFC3339), "first": "node0", "percent": 0, "complete": false, "failedNodes": nil, "passed": nil}}
-		s.put(policyPath+"rolled", policy)
-		s.put(reportPath("node0"), object{
-			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindNodeAcceleration, "metadata": object{"name": "node0"},
-			"status": object{"settings": 0, "verified": 0, "observed": []any{object{
-				"policy": "rolled", "uid": rolledUID, "generation": 1, "state": "applied", "reason": "Applied", "settings": 0, "verified": 0,
-			}}},
-		})
+		s.reported(slow(), "node0", "applied", v1alpha1.ReasonApplied)
 		all := s.group(t, 1)
 		s.wantObserved(t, "node0", "boot", "first boot")
 		s.wantObserved(t, "node0", "tried", "1")
@@ -576,6 +607,7 @@ func TestInvalidChange(t *testing.T) {
 			o["spec"].(object)["accelerate"] = accelerate("1", "nic", "nic")
 			return o
 		}
+		s.put("/api/v1/namespaces/default/pods/web", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "web", "namespace": "default"}, "status": object{"podIPs": []any{object{"ip": "10.1.0.1"}}}})
 		s.put(policyPath+"rolled", invalid(1))
 		for _, m := range all {
 			s.wantObserved(t, m.name, "reason", v1alpha1.ReasonInvalid)
@@ -594,7 +626,7 @@ func TestInvalidChange(t *testing.T) {
 		for _, m := range all {
 			m.mu.Lock()
 			p := m.has.Policies[0]
-			if p.Pods == nil || !strings.Contains(p.LaterInvalid, "generation 3 is invalid, so the node keeps the version that it has: spec.accelerate[0].rps.devices") {
+			if p.Pods == nil || len(m.has.Pods) != 1 || !strings.Contains(p.LaterInvalid, "generation 3 is invalid, so the node keeps the version that it has: spec.accelerate[0].rps.devices") {
 				t.Errorf("%s has %+v", m.name, p)
 			}
 			m.mu.Unlock()
@@ -641,6 +673,14 @@ func TestRolloutAfterRestore(t *testing.T) {
 		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2)
 
 		s.put(policyPath+"rolled", backup)
+		eventually(t, "a node that keeps what it has", func() string {
+			for _, m := range all {
+				if m.cpus() == "1" && m.on() == 0 {
+					return "" // the number of the version that it has may be used again
+				}
+			}
+			return fmt.Sprint(versions(all))
+		})
 		wantCPUs(t, all, "0", "0", "0", "0")
 		s.wantRollout(t, all, "True Complete", 1, 1, 1, 1)
 		s.update(policyPath+"rolled", rolled(2, "2", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 4}}))
