@@ -405,7 +405,8 @@ const (
 type ObservedPolicy struct {
 	// Policy is the name of the policy.
 	Policy string `json:"policy"`
-	// Generation of the policy that the state is about.
+	// Generation of the policy that the state is about. It is 0 if the cluster has lost that version, because an earlier state of
+	// its database was restored.
 	Generation int64 `json:"generation"`
 	State      State `json:"state"`
 	// Reason is why the policy is in this state.
@@ -432,6 +433,14 @@ type ObservedPolicy struct {
 	// RolledBack is the generation that failed a health check on this node. The node does not apply it again.
 	// +optional
 	RolledBack int64 `json:"rolledBack,omitempty"`
+	// Tried is the last generation that the node was about to get in a step. It is written before the generation is applied,
+	// because that may crash the machine.
+	// +optional
+	Tried int64 `json:"tried,omitempty"`
+	// Boot is the ID of the machine's boot when tried was written. If the machine boots again before the node has passed, that
+	// counts as a failed health check.
+	// +optional
+	Boot string `json:"boot,omitempty"`
 }
 
 // NodeAccelerationList is a list of NodeAccelerations.

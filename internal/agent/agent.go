@@ -104,15 +104,19 @@ type Desired struct {
 
 // Policy is a policy that selects this node.
 type Policy struct {
-	Name       string
+	Name string
+	// UID differs between two policies of one name, of which the first was deleted. It is empty for a policy from a file.
+	UID        string
 	Generation int64
 	Accelerate []v1alpha1.PolicyAccelerator
 	// Pods reports which pods the class pod includes; nil for all. Two policies with the same Selector
 	// select the same pods.
 	Pods     func(labels map[string]string) bool
 	Selector string
-	// Invalid says why the policy is invalid; nil if it is valid.
-	Invalid error
+	// Invalid says why the policy is invalid; nil if it is valid. LaterInvalid says why a later version of it is invalid, so that
+	// this one stays; empty if that is not so.
+	Invalid      error
+	LaterInvalid string
 	// Withheld says why the policy is not applied here, although it selects this node. It is zero if the
 	// policy is applied.
 	Withheld Withheld

@@ -557,6 +557,41 @@ func TestAdoptAfterFailure(t *testing.T) {
 	p.wantMasks("less is wanted", map[string]string{"/eth0": "1"})
 }
 
+// TestLaterVersionIsInvalid checks that a policy stays applied while a later version of it is invalid, and says so.
+func TestLaterVersionIsInvalid(t *testing.T) {
+	t.Parallel()
+	p := newTestNode(t)
+	p.nic()
+	a := p.start(p.options())
+	policy := plus
+	a.Set(one(policy))
+	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	policy.LaterInvalid = "generation 2 is invalid"
+	a.Set(one(policy))
+	if o := a.wantState("plus", v1alpha1.StateFailed, v1alpha1.ReasonInvalid); o.Message != "generation 2 is invalid" || o.Generation != 1 || o.Verified != 1 {
+		t.Errorf("%+v, want one that says so, and has the setting", o)
+	}
+	p.wantMasks("it stays", map[string]string{"/eth0": "1"})
+	a.Set(one(plus))
+	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+}
+
+// TestPolicyIsCreatedAgain checks that a policy that was deleted and created again, while its agent did not hear of it, is another
+// one, although its name and generation are the same.
+func TestPolicyIsCreatedAgain(t *testing.T) {
+	t.Parallel()
+	p := newTestNode(t)
+	p.nic()
+	p.pod("a")
+	a := p.start(p.options())
+	policy := Policy{Name: "plus", UID: "1", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "nic", "pod"))}
+	a.Set(one(policy))
+	p.wantMasks("the first", map[string]string{"/eth0": "1", "a/eth0": "1"})
+	policy.UID, policy.Accelerate = "2", v1alpha1.ForPolicy(rps("0-1", "nic", "pod"))
+	a.Set(one(policy))
+	p.wantMasks("the second", map[string]string{"/eth0": "3", "a/eth0": "3"})
+}
+
 // TestSelector checks that a policy that selects pods is not applied to a namespace until it is known to which pod that
 // belongs.
 func TestSelector(t *testing.T) {

@@ -92,7 +92,9 @@ func (a *Agent) take() (changed bool) {
 			a.node.pods[ip] = &d.Pods[i]
 		}
 	}
-	same := func(p *policy, q Policy) bool { return p.key() == q.key() && p.Withheld == q.Withheld }
+	same := func(p *policy, q Policy) bool {
+		return p.key() == q.key() && p.Withheld == q.Withheld && p.LaterInvalid == q.LaterInvalid
+	}
 	if changed = a.policies == nil || !slices.EqualFunc(a.policies, d.Policies, same); changed {
 		a.policies = make([]*policy, len(d.Policies))
 		for i, p := range d.Policies {

@@ -27,7 +27,7 @@ type policy struct {
 }
 
 // key identifies one version of a policy.
-func (p Policy) key() string { return fmt.Sprintf("%s@%d", p.Name, p.Generation) }
+func (p Policy) key() string { return fmt.Sprintf("%s@%d of %s", p.Name, p.Generation, p.UID) }
 
 func newPolicy(p Policy) *policy {
 	out := &policy{

@@ -160,6 +160,9 @@ func (a *Agent) observePolicy(p *policy, s Status) v1alpha1.ObservedPolicy {
 	default:
 		o.State, o.Reason, o.Message = v1alpha1.StateApplied, v1alpha1.ReasonApplied, p.success(o, s)
 	}
+	if p.LaterInvalid != "" && o.State != v1alpha1.StateFailed {
+		o.State, o.Reason, o.Message = v1alpha1.StateFailed, v1alpha1.ReasonInvalid, p.LaterInvalid
+	}
 	return o
 }
 

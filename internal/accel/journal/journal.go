@@ -48,11 +48,20 @@ type Journal struct {
 
 // Open opens a journal, which need not exist. proc is the root of a procfs.
 func Open(dir, proc string) (*Journal, error) {
-	boot, err := os.ReadFile(filepath.Join(proc, "sys/kernel/random/boot_id"))
+	boot, err := Boot(proc)
 	if err != nil {
-		return nil, fmt.Errorf("read boot id: %w", err)
+		return nil, err
 	}
-	return &Journal{dir: dir, proc: proc, boot: strings.TrimSpace(string(boot))}, nil
+	return &Journal{dir: dir, proc: proc, boot: boot}, nil
+}
+
+// Boot returns the ID of the machine's boot. proc is the root of a procfs.
+func Boot(proc string) (string, error) {
+	id, err := os.ReadFile(filepath.Join(proc, "sys/kernel/random/boot_id"))
+	if err != nil {
+		return "", fmt.Errorf("read boot id: %w", err)
+	}
+	return strings.TrimSpace(string(id)), nil
 }
 
 // Lock excludes all other transactions on the machine, in any namespace, until unlock. Transactions take milliseconds, and the

@@ -33,6 +33,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/journal"
 	"slipstream.dev/internal/agent"
 	"slipstream.dev/internal/serverclock"
 	"slipstream.dev/internal/spec"
@@ -96,6 +97,7 @@ type Cluster struct {
 	restUntil atomic.Pointer[time.Time]
 	// losses reads the node's counters.
 	losses func() losses
+	boot   string // the ID of the machine's boot
 }
 
 // Connect calls New with the configuration from a kubeconfig file or, if its name is empty, from the pod in which the agent runs.
@@ -122,7 +124,11 @@ func New(config *rest.Config, o Options) (*Cluster, error) {
 		sharedLimit: rate.NewLimiter(2, 5),
 	}
 	c.losses = c.readLosses
-	if err := c.connect(config); err != nil {
+	var err error
+	if c.boot, err = journal.Boot(c.proc()); err != nil {
+		return nil, err
+	}
+	if err = c.connect(config); err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	c.reviewer = newReviewer(c.clients.authn, c.clients.authz)
@@ -356,9 +362,9 @@ func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 // same reports whether two Desired are equal.
 func same(a, b agent.Desired) bool {
 	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q agent.Policy) bool {
-		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
+		return p.Name == q.Name && p.UID == q.UID && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
 			p.Halted == q.Halted && p.Kernels == q.Kernels &&
-			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
+			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid) && p.LaterInvalid == q.LaterInvalid
 	})
 }
 
@@ -427,22 +433,20 @@ func (c *Cluster) desired() (d agent.Desired, wantsPods bool) {
 		if !selects(p, node) {
 			continue
 		}
-		policy := agent.Policy{Name: p.Name, Generation: p.Generation}
-		complete, err := c.completed(p)
-		if err != nil {
-			policy.Invalid = err
-			d.Policies = append(d.Policies, policy)
-			continue
-		}
-		policy.Accelerate = complete.Spec.Accelerators()
-		if selector := complete.Spec.Pods; selector != nil {
-			s, err := metav1.LabelSelectorAsSelector(selector) // Complete has checked it
-			if err == nil {
-				policy.Selector = s.String()
-				policy.Pods = func(l map[string]string) bool { return s.Matches(labels.Set(l)) }
+		policy := agent.Policy{Name: p.Name, UID: string(p.UID), Generation: p.Generation}
+		if complete, err := c.completed(p); err != nil {
+			policy = c.withoutInvalid(p, policy, err)
+		} else {
+			policy.Accelerate = complete.Spec.Accelerators()
+			if selector := complete.Spec.Pods; selector != nil {
+				s, err := metav1.LabelSelectorAsSelector(selector) // Complete has checked it
+				if err == nil {
+					policy.Selector = s.String()
+					policy.Pods = func(l map[string]string) bool { return s.Matches(labels.Set(l)) }
+				}
 			}
+			policy = c.atItsTurn(p, policy)
 		}
-		policy = c.atItsTurn(p, policy)
 		policy.Halted, policy.Kernels = isHalted(p), p.Annotations[v1alpha1.AnnotationKernel] // of this version, even if another one is applied
 		wantsPods = wantsPods || policy.Pods != nil
 		d.Policies = append(d.Policies, policy)

@@ -58,8 +58,9 @@ type api struct {
 	sent  int
 	// dead means that it answers nothing.
 	dead bool
-	// daemonSet is the DaemonSet of the agents that join.
+	// daemonSet is the DaemonSet of the agents that join. boots has the boots of their machines, by node, if not the first.
 	daemonSet string
+	boots     map[string]string
 	// late is the extra delay of events for agents of a fleet.
 	late time.Duration
 	// ahead is how far the server's clock is ahead of the agents'; it does not tell them if that is 0.
@@ -76,7 +77,7 @@ type change struct {
 func newAPI() *api {
 	return &api{
 		objects: make(map[string]object), watchers: make(map[chan object]func(string) bool),
-		asked: make(map[string]int), watched: make(map[string]url.Values),
+		asked: make(map[string]int), watched: make(map[string]url.Values), boots: make(map[string]string),
 	}
 }
 
@@ -522,11 +523,14 @@ func TestCluster(t *testing.T) {
 			"spec": object{"nodeName": "node0"}, "status": object{"podIPs": []any{object{"ip": "10.1.0.1"}, object{"ip": "fd00::1"}}}})
 		c, desired := s.connect(t)
 
-		next(t, desired, "b", "a") // only policies that select the node, by age; no pods, because no policy selects pods
+		d := next(t, desired, "b", "a") // only policies that select the node, by age; no pods, because no policy selects pods
+		if uid := d.Policies[1].UID; uid != "a" {
+			t.Errorf("the UID is %q, want that of the policy", uid)
+		}
 
 		// An invalid policy that the schema let pass.
 		s.put(policyPath+"bad", policyObject("bad", 3, 1, object{"accelerate": accelerate("0", "loopback")}))
-		d := next(t, desired, "b", "a", "bad")
+		d = next(t, desired, "b", "a", "bad")
 		if err := d.Policies[2].Invalid; err == nil || !strings.Contains(err.Error(), `spec.accelerate[0].rps.devices[0]: must be nic, overlay, host-veth or pod, is "loopback"`) {
 			t.Errorf("invalid: %v, want what and where", err)
 		}
@@ -605,6 +609,45 @@ func TestCluster(t *testing.T) {
 			slices.Sort(messages)
 			return cmp.Diff([]string{"another has it", "somebody has it"}, messages)
 		})
+	})
+}
+
+// TestNoReportOfANodeThatIsGone checks that an agent whose Node object is deleted creates no NodeAcceleration: nothing would ever
+// delete it. When the node is back, there is one again.
+func TestNoReportOfANodeThatIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		s.put(nodePath, nodeObject(nil))
+		c, desired := s.connect(t)
+		next(t, desired)
+		owner := func() string {
+			metadata, _ := s.get(statePath)["metadata"].(object)
+			for _, o := range asList(metadata["ownerReferences"]) {
+				return fmt.Sprint(o["uid"])
+			}
+			return fmt.Sprint(metadata)
+		}
+		want := func(uid string) {
+			t.Helper()
+			eventually(t, "a NodeAcceleration", func() string {
+				if got := owner(); got != uid {
+					return fmt.Sprintf("its owner is %s, want %s", got, uid)
+				}
+				return ""
+			})
+		}
+		c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy})
+		want("u-1")
+		time.Sleep(2 * time.Second) // until the agent watches its node
+		s.remove(nodePath)
+		s.remove(statePath) // the garbage collector's work
+		time.Sleep(time.Second)
+		c.Publish(agent.Status{Reason: v1alpha1.ReasonError})
+		never(t, func() bool { return s.get(statePath) != nil })
+		o := nodeObject(nil)
+		o["metadata"].(object)["uid"] = "u-2"
+		s.put(nodePath, o)
+		want("u-2")
 	})
 }
 

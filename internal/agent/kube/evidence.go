@@ -189,7 +189,7 @@ func stepOf(percent, step int) (from, to int) {
 // is at a random moment, because many nodes are in the same step; the time between further looks doubles.
 func (c *Cluster) seekEvidence(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) error {
 	r, step := rolloutOf(p), t.stepPercent
-	if !t.taken.IsZero() || t.trouble != "" || t.proven || step == 100 || !t.reached(r, p.UID, c.options.Node) {
+	if !t.taken.IsZero() || t.trouble != "" || !t.reached(r, p.UID, c.options.Node) || t.mayTake(r, p.UID, c.options.Node) {
 		return nil
 	}
 	if t.ask.IsZero() {

@@ -305,8 +305,8 @@ func (s *api) wantObserved(t *testing.T, node, field, want string) {
 	t.Helper()
 	eventually(t, node+" to report "+field, func() string {
 		status, _ := s.get(reportPath(node))["status"].(object)
-		for _, o := range status["observed"].([]any) {
-			if fmt.Sprint(o.(object)[field]) == want {
+		for _, o := range asList(status["observed"]) {
+			if fmt.Sprint(o[field]) == want {
 				return ""
 			}
 		}

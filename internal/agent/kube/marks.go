@@ -165,14 +165,20 @@ func (c *Cluster) mayWrite(p *v1alpha1.AccelerationPolicy) error {
 	if until := c.restUntil.Load(); until != nil && time.Now().Before(*until) {
 		return errResting
 	}
-	known, ok, _ := c.rules.GetByKey(p.Name)
+	outdated := c.isOutdated(p)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	last := c.lastWrites[p.UID]
-	if ok && known.(*v1alpha1.AccelerationPolicy).ResourceVersion != p.ResourceVersion || last.version == p.ResourceVersion && time.Since(last.at) < time.Minute {
+	if outdated || last.version == p.ResourceVersion && time.Since(last.at) < time.Minute {
 		return errOutdone
 	}
 	return nil
+}
+
+// isOutdated reports whether the watch has brought another version of a policy by now.
+func (c *Cluster) isOutdated(p *v1alpha1.AccelerationPolicy) bool {
+	known, ok, _ := c.rules.GetByKey(p.Name)
+	return ok && known.(*v1alpha1.AccelerationPolicy).ResourceVersion != p.ResourceVersion
 }
 
 // noteWrite records that a write that names this version of a policy is being sent.

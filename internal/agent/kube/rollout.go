@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -87,6 +88,10 @@ type turn struct {
 	status             v1alpha1.RolloutStatus
 	// step is the percentage that the rollout had to reach for this node, 0 if it was the first.
 	step int
+	// boot is the machine's boot in which the node was about to get the version in a step, empty before that. announced means that
+	// the NodeAcceleration says so.
+	boot      string
+	announced bool
 	// began: this agent made its node the first. proven: enough nodes of the previous step passed. ask is when to look for that
 	// evidence next, and askAgain the pause after that.
 	began, proven bool
@@ -175,7 +180,11 @@ func rolloutOf(p *v1alpha1.AccelerationPolicy) *v1alpha1.RolloutStatus {
 func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 	r := rolloutOf(p)
 	t := c.turns[p.UID]
-	if t == nil || t.generation < p.Generation {
+	lost := t != nil && t.generation > p.Generation && !c.isOutdated(p) // an earlier state of etcd was restored
+	if lost {
+		maps.DeleteFunc(c.complete, func(v policyVersion, _ completePolicy) bool { return v.uid == p.UID })
+	}
+	if t == nil || t.generation < p.Generation || lost {
 		now := time.Now()
 		next := &turn{generation: p.Generation, seen: now, moved: now, before: c.losses(), limit: 100, tryAgain: c.pace.retry}
 		next.stepPercent, next.rest = p.Spec.Steps()
@@ -189,6 +198,11 @@ func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 			next.base = t.base
 			if !t.taken.IsZero() && t.trouble == "" {
 				version := t.version // a copy, so that the old turn and those before it can be freed
+				next.base = &version
+			}
+			if lost && next.base != nil {
+				version := *next.base
+				version.Generation = 0 // another version may get its number
 				next.base = &version
 			}
 		} else {
@@ -253,14 +267,21 @@ func (c *Cluster) inherit(p *v1alpha1.AccelerationPolicy, t *turn) {
 	switch {
 	case o.RolledBack == p.Generation:
 		t.trouble = "failed a health check before its agent restarted"
+	case o.Tried == p.Generation && o.Boot != c.boot && !o.Passed:
+		// The policy may have crashed the machine, and would crash it again.
+		t.trouble, t.gaveUp = "restarted before it had had the policy for a pause", t.seen
+		c.tellRolledBack(p, t)
 	case failed && !o.Passed:
 		// The policy may be the reason why the machine restarted. Nothing proves the opposite, so the node stays without it.
-	case o.Generation == p.Generation && hasVersion(o):
+	case o.Generation == p.Generation && hasVersion(o) && o.Reason != v1alpha1.ReasonInvalid:
 		t.taken, t.start, t.step = t.seen, t.before, o.Step
 		if o.UID == "" && !(r != nil && r.First == c.options.Node) {
 			_, t.step = stepOf(percentOf(p.UID, c.options.Node), t.stepPercent)
 		}
 		t.passed = o.Passed || complete && (o.UID == "" || t.stepPercent == 100)
+		if t.boot = o.Boot; t.boot == "" && !t.passed && t.stepPercent < 100 {
+			t.boot = c.boot // an earlier version of the agent reported none
+		}
 	}
 }
 
@@ -274,7 +295,7 @@ func (c *Cluster) change(p *v1alpha1.AccelerationPolicy, by func(*turn)) {
 }
 
 // addEvidence adds to the entry of a policy the fields that the agents of other nodes, and this node's agent after a restart,
-// read: UID, step, passed and rolledBack. The caller holds mu.
+// read: UID, step, passed, rolledBack, tried and boot. The caller holds mu.
 func (c *Cluster) addEvidence(o *v1alpha1.ObservedPolicy) {
 	for uid, t := range c.turns {
 		if t.version.Name != o.Policy {
@@ -286,6 +307,21 @@ func (c *Cluster) addEvidence(o *v1alpha1.ObservedPolicy) {
 			o.RolledBack = t.generation
 		case t.generation == o.Generation && !t.taken.IsZero() && t.stepPercent < 100: // without steps, nobody reads them
 			o.Step, o.Passed = t.step, t.passed
+		}
+		if t.boot != "" && t.trouble == "" {
+			o.Tried, o.Boot = t.generation, t.boot
+		}
+	}
+}
+
+// announce lets the node get the versions of which the written status says that the node is about to get them.
+func (c *Cluster) announce(written v1alpha1.NodeAccelerationStatus) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, o := range written.Observed {
+		if t := c.turns[o.UID]; t != nil && !t.announced && o.Tried == t.generation && o.Boot == t.boot {
+			t.announced = true
+			poke(c.changed)
 		}
 	}
 }
@@ -318,12 +354,34 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 		return withhold(v1alpha1.ReasonWaiting, t.waitsFor(r, p.UID, c.options.Node))
 	case !ready(c.node()):
 		return withhold(v1alpha1.ReasonWaiting, "the node is not Ready; the rollout waits until it is")
+	case t.stepPercent < 100 && !t.announced:
+		t.boot = c.boot
+		poke(c.dirty)
+		return withhold(v1alpha1.ReasonWaiting, "the node gets it as soon as its NodeAcceleration says so")
 	}
 	t.taken, t.start = time.Now(), c.losses()
 	if r.First != c.options.Node || !t.began {
 		_, t.step = stepOf(percentOf(p.UID, c.options.Node), t.stepPercent)
 	}
 	return version
+}
+
+// withoutInvalid returns the version of a policy that this node keeps while the current version is invalid. If the node has none, it is
+// the current one, which is not applied.
+func (c *Cluster) withoutInvalid(p *v1alpha1.AccelerationPolicy, version agent.Policy, err error) agent.Policy {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := c.turnOf(p)
+	if t.generation == p.Generation {
+		t.version, t.taken = version, time.Time{} // an earlier version of the agent may have taken it for valid
+	}
+	if t.base == nil {
+		version.Invalid = err
+		return version
+	}
+	base := *t.base
+	base.LaterInvalid = fmt.Sprintf("generation %d is invalid, so the node keeps the version that it has: %s", p.Generation, err)
+	return base
 }
 
 // waitsFor returns why the node does not have the policy yet.
@@ -352,8 +410,10 @@ func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) 
 	maps.DeleteFunc(c.complete, func(v policyVersion, _ completePolicy) bool { return !versions[v] })
 }
 
+func (c *Cluster) proc() string { return cmp.Or(c.options.Proc, "/proc") }
+
 func (c *Cluster) readLosses() losses {
-	l, err := readLosses(cmp.Or(c.options.Proc, "/proc"))
+	l, err := readLosses(c.proc())
 	if err != nil {
 		c.options.Log.Warn("count the packets that the node drops", "error", err)
 	}
@@ -447,13 +507,13 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 	return nil
 }
 
-// toReport is the time that the nodes of a step take, after the status has advanced, to get the policy and to report that. They
-// look for evidence at random moments.
+// toReport is the time that the nodes of a step take, after the status has advanced, to announce that they get the policy, to get it
+// and to report that. They look for evidence at random moments.
 func (c *Cluster) toReport(step int) time.Duration {
 	if step == 100 {
 		return 0
 	}
-	return c.pace.spread + 2*c.pace.between
+	return c.pace.spread + 3*c.pace.between
 }
 
 // checkSelf checks this node for a pause after it got a policy, whatever the policy's status says, and gives the policy up if a
@@ -529,10 +589,11 @@ func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t
 		return ""
 	}
 	if r := rolloutOf(p); t.stepPercent < 100 || r == nil || !r.Complete {
-		// A node that has lost its network cannot report that, so the agent checks for it here.
-		err := c.clients.status.Get().Resource("nodeaccelerations").Name(c.options.Node).Timeout(c.pace.lasting).Do(ctx).Error()
+		// A node that has lost its network cannot report that, so the agent checks for it here. Any answer will do, also one that
+		// the server is overloaded or that the agent's rights are gone: that is no fault of the node, and of no use to restore it.
+		err := c.clients.status.Get().Resource("nodeaccelerations").Name(c.options.Node).Timeout(c.pace.lasting).MaxRetries(0).Do(ctx).Error()
 		switch {
-		case err == nil, apierrors.IsNotFound(err), ctx.Err() != nil:
+		case err == nil, errors.As(err, new(apierrors.APIStatus)), ctx.Err() != nil:
 		case time.Since(t.taken) > t.rest+3*c.pace.lasting:
 			return fmt.Sprintf("cannot reach the API server since it got the policy: %s", err)
 		default:
@@ -573,9 +634,14 @@ func (c *Cluster) failure(p *v1alpha1.AccelerationPolicy, t *turn) string {
 // giveUp rolls a policy back on this node. The report to others follows.
 func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, gone *turn) {
 	c.change(p, func(t *turn) { t.trouble, t.gaveUp = gone.trouble, gone.gaveUp })
+	c.tellRolledBack(p, gone)
+	poke(c.changed)
+}
+
+// tellRolledBack logs and notifies that this node rolled a policy back.
+func (c *Cluster) tellRolledBack(p *v1alpha1.AccelerationPolicy, gone *turn) {
 	c.options.Log.Error("a policy is rolled back on this node", "policy", p.Name, "generation", p.Generation, "trouble", gone.trouble)
 	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonRolledBack, Message: fmt.Sprintf("policy %s: the node %s; its settings are restored", p.Name, gone.trouble)})
-	poke(c.changed)
 }
 
 // begin makes this node the first, or includes all nodes if the policy says so.

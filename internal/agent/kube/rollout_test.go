@@ -32,6 +32,7 @@ var hurry = pace{
 // member is the agent of one node in a rollout.
 type member struct {
 	*Cluster
+	api  *api
 	name string
 	stop func()
 
@@ -40,6 +41,8 @@ type member struct {
 	losing uint64 // packets lost per thousand
 	from   time.Time
 	times  map[string]time.Time // when the node first had a version, by policy@generation
+	// announced is what the node's NodeAcceleration said then that the node was about to get.
+	announced map[string]string
 }
 
 func nodeNamed(name string, ready bool) object {
@@ -71,8 +74,11 @@ func (s *api) join(t *testing.T, name string) *member {
 	t.Helper()
 	c, err := New(s.config(), Options{Node: name, DaemonSet: s.daemonSet, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
-	m := &member{Cluster: c, name: name, from: time.Now(), times: make(map[string]time.Time)}
-	c.pace = hurry
+	m := &member{Cluster: c, api: s, name: name, from: time.Now(), times: make(map[string]time.Time), announced: make(map[string]string)}
+	c.pace, c.boot = hurry, "first boot"
+	if boot := s.boots[name]; boot != "" {
+		c.boot = boot
+	}
 	c.losses = func() losses {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -104,9 +110,15 @@ func (m *member) set(d agent.Desired) {
 	m.has = d
 	for _, p := range d.Policies {
 		o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation, State: v1alpha1.StateApplied, Reason: v1alpha1.ReasonApplied}
-		if (p.Withheld == agent.Withheld{}) {
+		if p.Invalid != nil || p.LaterInvalid != "" {
+			o.State, o.Reason = v1alpha1.StateFailed, v1alpha1.ReasonInvalid
+		} else if (p.Withheld == agent.Withheld{}) {
 			if at := fmt.Sprintf("%s@%d", p.Name, p.Generation); m.times[at].IsZero() {
 				m.times[at] = time.Now()
+				status, _ := m.api.get(reportPath(m.name))["status"].(object)
+				for _, o := range asList(status["observed"]) {
+					m.announced[at] = fmt.Sprintf("%v in the %v", o["tried"], o["boot"])
+				}
 			}
 		} else {
 			o.State, o.Reason = v1alpha1.StatePending, p.Withheld.Reason
@@ -122,14 +134,47 @@ func (m *member) on() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range m.has.Policies {
-		switch p.Withheld.Reason {
-		case "":
-			return p.Generation
-		case v1alpha1.ReasonRolledBack:
+		switch {
+		case p.Invalid != nil:
+			return 0
+		case p.Withheld.Reason == v1alpha1.ReasonRolledBack:
 			return -1
+		case p.Withheld.Reason == "":
+			return p.Generation
 		}
 	}
 	return 0
+}
+
+// cpus returns the CPUs that the applied version of the policy names, or "" if none is applied.
+func (m *member) cpus() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.has.Policies {
+		if (p.Withheld == agent.Withheld{}) && p.Invalid == nil {
+			return p.Accelerate[0].RPS.CPUs
+		}
+	}
+	return ""
+}
+
+// wantCPUs waits until the nodes have versions with these CPUs, in any order, and checks that no node is without any until then.
+func wantCPUs(t *testing.T, all []*member, want ...string) {
+	t.Helper()
+	eventually(t, "CPUs", func() string {
+		var got []string
+		for _, m := range all {
+			got = append(got, m.cpus())
+		}
+		slices.Sort(got)
+		if got[0] == "" {
+			t.Fatalf("the nodes have CPUs %q; none may be without the policy", got)
+		}
+		if !slices.Equal(got, want) {
+			return fmt.Sprintf("they are %q, want %q", got, want)
+		}
+		return ""
+	})
 }
 
 // halted reports whether the node's agent knows that a rollout halted.
@@ -235,6 +280,11 @@ func TestRolloutInSteps(t *testing.T) {
 				halves[half] = at(m)
 			}
 		}
+		for _, m := range all {
+			if got := m.announced["rolled@1"]; got != "1 in the first boot" {
+				t.Errorf("%s got it, and had announced %q", m.name, got)
+			}
+		}
 		if len(halves) != 2 {
 			t.Fatalf("all nodes are in one half: %v", versions(all))
 		}
@@ -338,6 +388,110 @@ func TestRolloutHalts(t *testing.T) {
 	}
 }
 
+// TestRolloutHaltsAfterReboot checks that a node that boots again within a pause after it got a policy, whether it has reported that or
+// not, does not get it again, and that the rollout halts. A restart of the agent alone does no harm, and a reboot after the pause
+// neither.
+func TestRolloutHaltsAfterReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 5)
+		s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 4}}))
+		restart := func(m *member, boot string) *member {
+			m.stop()
+			s.boots[m.name] = boot
+			i := slices.Index(all, m)
+			all[i] = s.join(t, m.name)
+			return all[i]
+		}
+		first := s.begun(t, all)
+		s.wantObserved(t, first.name, "state", "applied")
+		first = restart(first, "first boot")
+		s.wantRollout(t, []*member{first}, "False Progressing", 1)
+		var crashes *member
+		eventually(t, "a node of the first step", func() string {
+			for _, m := range all {
+				if m != first && m.on() == 1 {
+					crashes = m
+					return ""
+				}
+			}
+			return fmt.Sprint(versions(all))
+		})
+		back := restart(crashes, "second boot")
+		s.wantRollout(t, []*member{back}, "False Halted node "+back.name+" restarted before it had had the policy for a pause; it is rolled back on that node", -1)
+		s.wantObserved(t, back.name, "rolledBack", "1")
+		for i := range 3 {
+			back = restart(back, fmt.Sprintf("boot %d", 3+i))
+			s.wantRollout(t, []*member{back}, "False Halted", -1)
+			if at := back.tookAt("rolled@1"); !at.IsZero() {
+				t.Errorf("it got the policy again at %s", at)
+			}
+		}
+		wantUnmoved(t, all, versions(all))
+
+		// A change of the policy makes it try again, and then it may reboot.
+		s.update(policyPath+"rolled", rolled(2, "0", object{}))
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2, 2)
+		for _, m := range slices.Clone(all) {
+			s.wantObserved(t, m.name, "passed", "true")
+			restart(m, "last boot")
+		}
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2, 2)
+	})
+}
+
+// reported puts a policy that is being rolled out, and what an earlier agent of node0 has reported about its first generation.
+func (s *api) reported(policy object, first, state, reason string) {
+	policy["status"] = object{"rollout": object{
+		"generation": policy["metadata"].(object)["generation"], "started": time.Now().UTC().Format(time.RFC3339), "first": first, "percent": 0, "complete": false, "failedNodes": nil, "passed": nil,
+	}}
+	s.put(policyPath+"rolled", policy)
+	s.put(reportPath("node0"), object{
+		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindNodeAcceleration, "metadata": object{"name": "node0"},
+		"status": object{"settings": 0, "verified": 0, "observed": []any{object{
+			"policy": "rolled", "uid": rolledUID, "generation": 1, "state": state, "reason": reason, "settings": 0, "verified": 0,
+		}}},
+	})
+}
+
+// TestAgentsDifferAboutValidity checks an agent that follows one of another version, which took a policy for invalid that is valid, or
+// the opposite: its node does not have the policy.
+func TestAgentsDifferAboutValidity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		s.reported(slow(), "other", "failed", v1alpha1.ReasonInvalid)
+		all := s.group(t, 1)
+		s.wantObserved(t, "node0", "reason", v1alpha1.ReasonWaiting)
+		wantUnmoved(t, all, []int64{0})
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		invalid := slow()
+		invalid["spec"].(object)["accelerate"] = accelerate("0", "nic", "nic")
+		s.reported(invalid, "other", "applied", v1alpha1.ReasonApplied)
+		all := s.group(t, 1)
+		s.wantObserved(t, "node0", "reason", v1alpha1.ReasonInvalid)
+		valid := slow()
+		valid["metadata"].(object)["generation"] = 2
+		s.reported(valid, "other", "failed", v1alpha1.ReasonInvalid)
+		s.wantObserved(t, "node0", "reason", v1alpha1.ReasonWaiting)
+		wantUnmoved(t, all, []int64{0})
+	})
+}
+
+// TestReportWithoutBoot checks that an agent that follows one of an earlier version, which reported no boot, keeps the policy that
+// its node has, and reports the boot.
+func TestReportWithoutBoot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		s.reported(slow(), "node0", "applied", v1alpha1.ReasonApplied)
+		all := s.group(t, 1)
+		s.wantObserved(t, "node0", "boot", "first boot")
+		s.wantObserved(t, "node0", "tried", "1")
+		wantUnmoved(t, all, []int64{1})
+	})
+}
+
 // TestRolloutOfNodesThatFallSilent checks a node that cannot reach the API server, so that its
 // agent cannot report a problem: the node that makes the next step notices that it is not Ready,
 // and halts the rollout.
@@ -398,7 +552,7 @@ func TestRolloutWithoutProgress(t *testing.T) {
 }
 
 // TestRolloutOutOfReach checks that an agent that can no longer reach the API server once its node
-// has the policy gives the policy up.
+// has the policy gives the policy up, and that any answer of the API server means that it can.
 func TestRolloutOutOfReach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newAPI()
@@ -410,15 +564,137 @@ func TestRolloutOutOfReach(t *testing.T) {
 			}
 			return ""
 		})
-		s.setRefuse(func(string, string) int { return http.StatusInternalServerError })
+		s.kill()
 		eventually(t, "given up", func() string {
 			if got := all[0].on(); got != -1 {
 				return fmt.Sprint(got)
 			}
 			return ""
 		})
-		s.setRefuse(nil)
+		s.start()
+		time.Sleep(2 * usualPace.outage) // until the agent watches again
 		s.wantRollout(t, all, "False Halted node node0 cannot reach the API server since it got the policy", -1)
+	})
+	for _, code := range []int{http.StatusInternalServerError, http.StatusTooManyRequests, http.StatusForbidden} {
+		t.Run(http.StatusText(code), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newAPI()
+				all := s.group(t, 3)
+				s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 2}}))
+				s.begun(t, all)
+				s.setRefuse(func(string, string) int { return code })
+				was := versions(all)
+				for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+					if is := versions(all); !slices.Equal(was, is) {
+						t.Fatalf("the versions are %v, were %v (-1: rolled back)", is, was)
+					}
+				}
+				s.setRefuse(nil)
+				s.wantRollout(t, all, "True Complete", 1, 1, 1)
+			})
+		})
+	}
+}
+
+// TestInvalidChange checks that a change that the schema admits although it is invalid reverts nothing: each node keeps what it has
+// until it is its turn for a valid version, and says that the change is invalid.
+func TestInvalidChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 4)
+		invalid := func(generation int) object {
+			o := rolled(generation, "1", object{})
+			o["spec"].(object)["accelerate"] = accelerate("1", "nic", "nic")
+			return o
+		}
+		s.put("/api/v1/namespaces/default/pods/web", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "web", "namespace": "default"}, "status": object{"podIPs": []any{object{"ip": "10.1.0.1"}}}})
+		s.put(policyPath+"rolled", invalid(1))
+		for _, m := range all {
+			s.wantObserved(t, m.name, "reason", v1alpha1.ReasonInvalid)
+		}
+		s.wantRollout(t, all, "", 0, 0, 0, 0)
+		s.update(policyPath+"rolled", rolled(2, "0", object{"pods": object{"matchLabels": object{"app": "web"}}}))
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2)
+
+		s.update(policyPath+"rolled", invalid(3))
+		for _, m := range all {
+			s.wantObserved(t, m.name, "reason", v1alpha1.ReasonInvalid)
+			s.wantObserved(t, m.name, "generation", "2")
+			s.wantObserved(t, m.name, "uid", rolledUID)
+		}
+		wantUnmoved(t, all, []int64{2, 2, 2, 2})
+		for _, m := range all {
+			m.mu.Lock()
+			p := m.has.Policies[0]
+			if p.Pods == nil || len(m.has.Pods) != 1 || !strings.Contains(p.LaterInvalid, "generation 3 is invalid, so the node keeps the version that it has: spec.accelerate[0].rps.devices") {
+				t.Errorf("%s has %+v", m.name, p)
+			}
+			m.mu.Unlock()
+		}
+		// An agent that restarts knows no earlier version, and does not take the invalid one for one that the node has.
+		for range 2 {
+			all[3].stop()
+			all[3] = s.join(t, all[3].name)
+			s.wantRollout(t, all, "", 2, 2, 2, 0)
+			s.wantObserved(t, all[3].name, "generation", "3")
+		}
+
+		s.update(policyPath+"rolled", rolled(4, "1", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 4}}))
+		eventually(t, "a first node", func() string {
+			is := versions(all)
+			switch {
+			case slices.Equal(is[:3], []int64{2, 2, 2}) && is[3] == 0:
+				return fmt.Sprint(is)
+			case len(is)-len(slices.DeleteFunc(is, func(v int64) bool { return v == 4 })) != 1:
+				t.Fatalf("the versions are %v, want one node with the fourth", versions(all))
+			}
+			return ""
+		})
+		s.wantRollout(t, all, "True Complete", 4, 4, 4, 4)
+	})
+}
+
+// TestRolloutAfterRestore checks that agents roll out an earlier version of a policy that comes back with a backup of etcd, and then a
+// later one whose generation they have seen before, although it was another version. Meanwhile each node keeps what it has.
+func TestRolloutAfterRestore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 4)
+		s.put(policyPath+"rolled", rolled(1, "0", object{}))
+		s.wantRollout(t, all, "True Complete", 1, 1, 1, 1)
+		backup := s.get(policyPath + "rolled")
+		s.update(policyPath+"rolled", rolled(2, "1", object{}))
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2)
+		for _, m := range all {
+			s.wantObserved(t, m.name, "passed", "true")
+		}
+		all[2].stop()
+		all[2] = s.join(t, all[2].name) // it does not know the first version
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2)
+
+		s.put(policyPath+"rolled", backup)
+		eventually(t, "a node that keeps what it has", func() string {
+			for _, m := range all {
+				if m.cpus() == "1" && m.on() == 0 {
+					return "" // the number of the version that it has may be used again
+				}
+			}
+			return fmt.Sprint(versions(all))
+		})
+		wantCPUs(t, all, "0", "0", "0", "0")
+		s.wantRollout(t, all, "True Complete", 1, 1, 1, 1)
+		s.update(policyPath+"rolled", rolled(2, "2", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 4}}))
+		wantCPUs(t, all, "0", "0", "0", "2")
+		never(t, func() bool {
+			has := 0
+			for _, m := range all {
+				if m.cpus() == "2" {
+					has++
+				}
+			}
+			return has > 1 // before the pause is over
+		})
+		wantCPUs(t, all, "2", "2", "2", "2")
 	})
 }
 

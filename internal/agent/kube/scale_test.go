@@ -407,7 +407,7 @@ func TestPolicyForAll(t *testing.T) {
 	})
 }
 
-// TestPolicyInSteps checks that a rollout in steps takes two writes of each agent, two reads of other nodes' reports, and some
+// TestPolicyInSteps checks that a rollout in steps takes four writes of each agent, two reads of other nodes' reports, and some
 // writes and lists of one agent for each step.
 func TestPolicyInSteps(t *testing.T) {
 	const n, steps = 100, 10
@@ -425,8 +425,8 @@ func TestPolicyInSteps(t *testing.T) {
 		delete(asked, "watch nodes")
 		delete(asked, "watch accelerationpolicies")
 		atMost(t, asked, map[string]int{
-			// The first write of each agent says Waiting.
-			"patch nodeaccelerations/status": 3 * n * 105 / 100, "patch accelerationpolicies/status": 20, "conflict": 10,
+			// Each agent writes Waiting, that its node is about to get the policy, that the node has it, and that it passed.
+			"patch nodeaccelerations/status": 4 * n * 105 / 100, "patch accelerationpolicies/status": 20, "conflict": 10,
 			// Each agent asks two nodes, and whether it reaches the API server; the agent that makes a step asks up to eight.
 			"get nodeaccelerations": 3*n + 8*2*(steps+1), "list nodes": 3 * (steps + 1), "list pods": 3,
 			// The nodes are counted when the policy has reached their agents, and at the end.

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -28,7 +29,7 @@ const (
 	smallNews
 	// goodNews means that a policy is applied, or no longer wanted. All nodes may have that at the same moment.
 	goodNews
-	// urgentNews means that something failed, or that other nodes need the report to continue a rollout.
+	// urgentNews means that something failed, or that other nodes need the report to continue a rollout, or this one.
 	urgentNews
 )
 
@@ -199,7 +200,7 @@ func (w *statusWriter) newsOf(s v1alpha1.NodeAccelerationStatus) news {
 			was = w.written.Observed[i]
 		}
 		switch {
-		case o.Passed && !was.Passed, o.RolledBack != 0 && o.RolledBack != was.RolledBack:
+		case o.Passed && !was.Passed, o.RolledBack != 0 && o.RolledBack != was.RolledBack, o.Tried != 0 && o.Tried != was.Tried:
 			return urgentNews
 		case was.State == o.State && was.Reason == o.Reason && was.Generation == o.Generation:
 		case o.State == v1alpha1.StateFailed:
@@ -233,6 +234,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 	s, ok := w.wanted()
 	if !ok || equalStatus(*w.written, s) {
 		w.wait, w.compared = 0, w.compared || ok
+		w.announce(s)
 		return nil
 	}
 	if s.Observed == nil {
@@ -256,9 +258,14 @@ func (w *statusWriter) write(ctx context.Context) error {
 	w.mu.Unlock()
 	w.noteStandings(w.written.Observed, s.Observed)
 	w.written, w.compared = &s, true
-	if slices.ContainsFunc(s.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) &&
-		!slices.ContainsFunc(now.Status.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) {
-		w.options.Log.Warn(crdTooOld(v1alpha1.KindNodeAcceleration))
+	w.announce(s)
+	hasUID := func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }
+	hasTried := func(o v1alpha1.ObservedPolicy) bool { return o.Tried != 0 }
+	for _, has := range []func(v1alpha1.ObservedPolicy) bool{hasUID, hasTried} {
+		if slices.ContainsFunc(s.Observed, has) && !slices.ContainsFunc(now.Status.Observed, has) {
+			w.options.Log.Warn(crdTooOld(v1alpha1.KindNodeAcceleration))
+			break
+		}
 	}
 	if w.wait > 0 {
 		w.at, w.last, w.wait = time.Now(), w.wait, 0
@@ -272,19 +279,23 @@ func crdTooOld(kind string) string {
 }
 
 // read reads the status that an earlier agent wrote, so that a restart writes nothing if nothing has changed. If there is no
-// object, it creates one.
+// object, it creates one, but only for a node that the cluster has: deleting the node deletes the object, which stays for ever
+// without it.
 func (w *statusWriter) read(ctx context.Context) error {
 	was, err := w.readOwn(ctx)
 	if was != nil || err != nil {
 		w.written = was
 		return err
 	}
-	n := v1alpha1.NodeAcceleration{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNodeAcceleration},
-		ObjectMeta: metav1.ObjectMeta{Name: w.options.Node},
+	node := w.node()
+	if node == nil {
+		return fmt.Errorf("the cluster has no node %s: without it, no NodeAcceleration is created", w.options.Node)
 	}
-	if node := w.node(); node != nil { // the owner: deleting the node deletes the object
-		n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+	n := v1alpha1.NodeAcceleration{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNodeAcceleration},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: w.options.Node, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
+		},
 	}
 	if err := w.clients.status.Post().Resource("nodeaccelerations").Body(&n).Do(ctx).Into(&n); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -62,7 +63,8 @@ func inSummary(summary, policy string) (state v1alpha1.State, reason string, ok 
 // uncounted says that this agent has reported something that the counts of a policy do not include yet, and when. It is urgent if it is
 // about a failure, or the end of a rollout.
 type uncounted struct {
-	// at is the time by the API server's clock, which also dates the counts, and since by this machine's monotonic clock.
+	// at is the time by the API server's clock, which also dates the counts, and since by this machine's monotonic clock; after a
+	// count that failed, since is when to try again.
 	at, since time.Time
 	urgent    bool
 }
@@ -157,7 +159,11 @@ func (c *Cluster) count(ctx context.Context, p *v1alpha1.AccelerationPolicy, rep
 		}
 	})
 	if err != nil {
-		c.postponeReport(p.Name, reported) // older roles do not let agents list
+		rest := c.pace.retry
+		if apierrors.IsForbidden(err) {
+			rest = c.pace.unknown // older roles do not let agents list
+		}
+		c.postponeReport(p.Name, reported, rest+rand.N(rest))
 		return fmt.Errorf("count the nodes of policy %s: %w", p.Name, err)
 	}
 	slices.Sort(failed)
@@ -200,12 +206,12 @@ func (c *Cluster) forgetReport(policy string, r uncounted) {
 	}
 }
 
-// postponeReport makes this agent wait before it counts again.
-func (c *Cluster) postponeReport(policy string, r uncounted) {
+// postponeReport makes this agent wait, at least for a time, before it counts again.
+func (c *Cluster) postponeReport(policy string, r uncounted, rest time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.reported[policy] == r {
-		r.since = r.since.Add(c.pace.unknown + rand.N(c.pace.unknown))
+		r.since = time.Now().Add(rest)
 		c.reported[policy] = r
 	}
 }

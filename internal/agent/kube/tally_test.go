@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -143,6 +144,49 @@ func TestTallyWithOldRoles(t *testing.T) {
 		})
 		if n := asked["list nodeaccelerations"]; n == 0 || n > 5*5 {
 			t.Errorf("%d lists in 20 minutes", n)
+		}
+	})
+}
+
+// TestTallyAfterAFailure checks that agents count soon after the API server could not answer, and do not ask it all the time meanwhile.
+func TestTallyAfterAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 5
+		f := newFleet(t, n)
+		defer f.stop()
+		f.put(policyPath+"all", everywhere("all", object{}))
+		time.Sleep(10 * time.Minute)
+		fails := func(node int) {
+			f.agents[node].change(func(s *agent.Status) {
+				s.Policies = slices.Clone(s.Policies)
+				s.Policies[0].State, s.Policies[0].Reason = v1alpha1.StateFailed, v1alpha1.ReasonConflict
+			})
+		}
+		lists := func(during time.Duration) int {
+			asked, _ := f.during(func() { time.Sleep(during) })
+			return asked["list nodeaccelerations"]
+		}
+		fails(2)
+		time.Sleep(2*usualPace.spread + 2*time.Second) // it is counted, so that the next count is due in a minute
+		f.setRefuse(func(verb, path string) int {
+			if verb == "list" && strings.HasSuffix(path, "/nodeaccelerations") {
+				return 500
+			}
+			return 0
+		})
+		fails(1)
+		for lists(time.Second) == 0 {
+		}
+		if n := lists(usualPace.retry); n > 0 {
+			t.Errorf("%d lists within 10 s of one that failed", n)
+		}
+		if n := lists(2 * time.Minute); n < 2 || n > 10 {
+			t.Errorf("%d lists in two minutes, want one every 15 to 30 s", n)
+		}
+		f.setRefuse(nil)
+		time.Sleep(2*usualPace.retry + 2*usualPace.spread + time.Second)
+		if got, text := f.stateOfPolicy("all"); got != "False Failed 5 3 2" {
+			t.Errorf("the policy is %s: %s, want that two of 5 nodes failed", got, text)
 		}
 	})
 }
