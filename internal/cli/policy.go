@@ -123,7 +123,7 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 	if o.host {
 		next = "slipstream agent --policy "
 	}
-	fmt.Fprintf(p.Err, "%s is written. Next: %s%s\n", o.out, next, o.out)
+	fmt.Fprintf(p.Err, "%s is written. Next: %s%s\n", o.out, next, shell.Quote(o.out))
 	return nil
 }
 

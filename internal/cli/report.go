@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -264,8 +264,6 @@ func printNext(dir *record.Dir, m *report.Model, p Process) {
 	}
 }
 
-var runsFlag = regexp.MustCompile(` --runs[= ]\S+`)
-
 // nextCommands returns what a user wants after a result: to keep what is proven, to measure more, or after a lab to
 // look at the machines that matter.
 func nextCommands(dir *record.Dir, m *report.Model, program string) []string {
@@ -301,7 +299,18 @@ func rerunCommand(program, command string, blocks int) string {
 	if err != nil || len(words) < 2 || words[1] != "run" {
 		return ""
 	}
-	return fmt.Sprintf("%s%s --runs %d", program, runsFlag.ReplaceAllString(" "+shell.Join(words[1:]), ""), blocks)
+	again := []string{"run"}
+	for i := 2; i < len(words); i++ {
+		switch word := words[i]; {
+		case word == "--runs":
+			i++ // its value
+		case word == "-": // the experiment came from a standard input that has ended
+			return ""
+		case !strings.HasPrefix(word, "--runs="):
+			again = append(again, word)
+		}
+	}
+	return fmt.Sprintf("%s %s --runs %d", program, shell.Join(again), blocks)
 }
 
 func writeFigures(dir *record.Dir, m *report.Model, format string) error {

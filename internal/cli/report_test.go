@@ -93,14 +93,18 @@ func TestReportBeforeSeries(t *testing.T) {
 // TestAgain: whatever command a folder contains, the suggested command is one of this program.
 func TestAgain(t *testing.T) {
 	for command, want := range map[string]string{
-		"slipstream run demo --runs 4 --set a=b":      "bin/slipstream run demo --set a=b --runs 20",
-		"/opt/slipstream run 'my file.yaml'":          "bin/slipstream run 'my file.yaml' --runs 20",
-		"rm -rf / run":                                "",
-		"rm run":                                      "bin/slipstream run --runs 20",
-		"slipstream run x; id $(id) `id` | sh > /a\n": "bin/slipstream run 'x;' id '$(id)' '`id`' '|' sh '>' '/a\n' --runs 20",
-		"slipstream run 'x":                           "",
-		"slipstream import x":                         "",
-		"":                                            "",
+		"slipstream run demo --runs 4 --set a=b":         "bin/slipstream run demo --set a=b --runs 20",
+		"slipstream run demo --runs '{auto: {max: 12}}'": "bin/slipstream run demo --runs 20",
+		"slipstream run demo --runs 'x ;id|sh #'":        "bin/slipstream run demo --runs 20",
+		"slipstream run demo '--runs=x ;id|sh #' -v":     "bin/slipstream run demo -v --runs 20",
+		"slipstream run -":                               "",
+		"/opt/slipstream run 'my file.yaml'":             "bin/slipstream run 'my file.yaml' --runs 20",
+		"rm -rf / run":                                   "",
+		"rm run":                                         "bin/slipstream run --runs 20",
+		"slipstream run x; id $(id) `id` | sh > /a\n":    "bin/slipstream run 'x;' id '$(id)' '`id`' '|' sh '>' '/a\n' --runs 20",
+		"slipstream run 'x":                              "",
+		"slipstream import x":                            "",
+		"":                                               "",
 	} {
 		if got := rerunCommand("bin/slipstream", command, 20); got != want {
 			t.Errorf("%q: got %q, want %q", command, got, want)

@@ -18,6 +18,7 @@ import (
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/plain"
+	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/words"
 )
@@ -62,7 +63,7 @@ func isFolder(name string) error {
 	if _, err := os.Stat(file); err != nil {
 		return fmt.Errorf("%s is a folder: name a file in it", name)
 	}
-	return fmt.Errorf("%s is the folder of a result: slipstream run --resume %[1]s continues that run, and slipstream run %s repeats it", name, file)
+	return fmt.Errorf("%s is the folder of a result: slipstream run --resume %s continues that run, and slipstream run %s repeats it", name, shell.Quote(name), shell.Quote(file))
 }
 
 // namesBeside returns the names of the files and folders that are where something was not found.

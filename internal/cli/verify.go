@@ -81,7 +81,7 @@ func printVerified(w io.Writer, v bundle.Verified) {
 	}
 	fmt.Fprintf(w, "\n%s follow from the trials\n", describeFiles(v.Files))
 	if len(v.Otherwise) > 0 {
-		fmt.Fprintf(w, "not verified: %s; slipstream %s (%s) wrote the result, and this version writes other bytes for the same numbers\n", describeFiles(v.Otherwise), v.By.Version, v.By.Arch)
+		fmt.Fprintf(w, "not verified: %s; slipstream %s (%s) wrote the result, and this version writes them otherwise\n", describeFiles(v.Otherwise), v.By.Version, v.By.Arch)
 	}
 }
 
