@@ -284,6 +284,34 @@ func TestServeStalled(t *testing.T) {
 	}
 }
 
+// panics is Results whose report panics.
+type panics struct{ results }
+
+func (panics) Report(*record.Dir) (*report.Model, error) { panic("a result that nobody foresaw") }
+
+// TestServePanic: a page that panics keeps nobody from the others.
+func TestServePanic(t *testing.T) {
+	folder, err := history.Open(madeOn(t, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve.New(folder, panics{}, nil, "slipstream", "")
+	get := func(path string) (code int, panicked any) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		answer := httptest.NewRecorder()
+		defer func() { code, panicked = answer.Code, recover() }()
+		s.ServeHTTP(answer, httptest.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+path, nil))
+		return
+	}
+	if _, panicked := get("/result/made-20260103T150405Z"); panicked == nil {
+		t.Fatal("the page did not panic")
+	}
+	if code, _ := get("/trend"); code != http.StatusOK {
+		t.Errorf("another page: %d", code)
+	}
+}
+
 // event is one event of a stream.
 type event struct{ name, data string }
 

@@ -140,8 +140,10 @@ func (s *Server) compute(w http.ResponseWriter, r *http.Request, write func(io.W
 		return context.Cause(r.Context())
 	}
 	var page bytes.Buffer
-	err := write(&page)
-	<-s.one
+	err := func() error {
+		defer func() { <-s.one }() // also if write panics: net/http goes on
+		return write(&page)
+	}()
 	if err == nil {
 		_, _ = page.WriteTo(w) // the browser may have gone
 	}
