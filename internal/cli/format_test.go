@@ -60,7 +60,7 @@ func TestValidateJSON(t *testing.T) {
 	if len(checked) != 3 || checked[0].Valid || !checked[1].Valid || checked[2].Valid {
 		t.Fatalf("checked %+v", checked)
 	}
-	if p := checked[0].Problems; len(p) != 1 || p[0].Line != 19 || p[0].Field != "spec.runs" || !strings.Contains(p[0].Message, "at least 1") {
+	if p := checked[0].Problems; len(p) != 1 || p[0].Line != 19 || p[0].Field != "spec.runs" || !strings.Contains(p[0].Message, "must be 1 to 100000") {
 		t.Errorf("problems %+v", p)
 	}
 	if p := checked[2].Problems; len(p) != 1 || p[0].Line != 0 || !strings.Contains(p[0].Message, "no such file") {

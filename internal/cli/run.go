@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -347,10 +348,12 @@ func leaveOut(ctx context.Context, at *site, exp *spec.Experiment, set []string,
 func namedBy(set []string, exp *spec.Experiment) map[string]string {
 	named := map[string]string{}
 	for _, text := range set {
-		field, _, _ := strings.Cut(text, "=")
-		for _, v := range exp.Spec.Variants {
-			if at := "spec.variants." + v.Name; field == "spec.variants" || field == at || strings.HasPrefix(field, at+".") {
-				named[v.Name] = "--set " + text
+		field := spec.FieldOf(text)
+		for i, v := range exp.Spec.Variants {
+			for _, element := range []string{v.Name, strconv.Itoa(i)} {
+				if at := "spec.variants." + element; field == "spec.variants" || field == at || strings.HasPrefix(field, at+".") {
+					named[v.Name] = "--set " + text
+				}
 			}
 		}
 	}
@@ -601,7 +604,7 @@ func measure(ctx context.Context, p Process, at *site, exp *spec.Experiment, pla
 	progress.end()
 	if dir != nil {
 		if variant, _ := dir.SwitchedVariant(); variant != "" {
-			err = errors.Join(err, fmt.Errorf("the switch of %s could not be undone; to try again: slipstream cleanup %s", variant, dir.Path))
+			err = errors.Join(err, fmt.Errorf("the switch of %s could not be undone; to try again: slipstream cleanup %s", variant, shell.Quote(dir.Path)))
 		}
 	}
 	// The journal has the machine-wide settings of a dead worker.

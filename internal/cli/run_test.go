@@ -28,10 +28,12 @@ func TestRunLeavesOut(t *testing.T) {
 		}
 	}}
 	for set, want := range map[string]string{
-		"":                                    "",
-		"spec.pairs=[1]":                      "",
-		"spec.variants.rps.nic.mtu=9000":      "",
-		"spec.variants.fastpath.nic.mtu=9000": "--set spec.variants.fastpath.nic.mtu=9000 names variant fastpath",
+		"":                                     "",
+		"spec.pairs=[1]":                       "",
+		"spec.variants.rps.nic.mtu=9000":       "",
+		"spec.variants.fastpath.nic.mtu=9000":  "--set spec.variants.fastpath.nic.mtu=9000 names variant fastpath",
+		"spec.variants[fastpath].nic.mtu=9000": "--set spec.variants[fastpath].nic.mtu=9000 names variant fastpath",
+		"spec.variants[0].nic.mtu=9000":        "",
 		"spec.variants=[{name: vxlan}, {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}, {name: fastpath, accelerate: [{fastpath: {}}]}]": "names variant fastpath",
 	} {
 		var o runOptions

@@ -31,7 +31,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"run nowhere/dmeo.yaml":           "no such file or directory; did you mean demo?",
 		"run nowhere/xyzzy.yaml":          "no such file or directory\n",
 		"run demo --drry-run":             "unknown flag: --drry-run, did you mean --dry-run?",
-		"run demo --runs 0":               "--runs 0: must be at least 1",
+		"run demo --runs 0":               "--runs 0: must be 1 to 100000",
 		"run demo --runs many":            "--runs many: must be a whole number, auto",
 		"run demo --duration 5":           "--duration 5: must be a length of time such as 30s",
 		"run demo --client-node a":        "--client-node is for runs in a cluster, and demo runs in a lab",

@@ -10,8 +10,14 @@ import (
 
 // Marshal writes an experiment as YAML, with every default that Parse filled in. Parse
 // reads it back the same. What fits on one line is written on one line, as in a file
-// that a person wrote.
-func Marshal(e *Experiment) ([]byte, error) { return marshal(e) }
+// that a person wrote. It fails if Parse would refuse the result for its size.
+func Marshal(e *Experiment) ([]byte, error) {
+	data, err := marshal(e)
+	if err == nil && len(data) > maxFile {
+		return nil, fmt.Errorf("with all its defaults the experiment has %d KiB, and must have at most %d KiB: leave out variants or workloads", len(data)>>10, maxFile>>10)
+	}
+	return data, err
+}
 
 func marshal(v any) ([]byte, error) {
 	data, err := json.Marshal(v)

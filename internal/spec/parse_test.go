@@ -3,6 +3,7 @@ package spec
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -112,6 +113,22 @@ func writtenAndRead(t *testing.T, what string, e *Experiment) {
 	}
 	if diff := cmp.Diff(e, back); diff != "" {
 		t.Errorf("%s, written and read (-want +got):\n%s", what, diff)
+	}
+}
+
+// TestMarshalLimit: an experiment that Parse would refuse once it has all its defaults is refused before it is measured.
+func TestMarshalLimit(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("apiVersion: slipstream.dev/v1alpha1\nkind: Experiment\nmetadata: {name: large}\nspec:\n  baseline: v\n  variants: [{name: v}]\n  workloads:\n")
+	for i := range 1000 {
+		fmt.Fprintf(&b, "  - {name: w%d, stream: {duration: 1s}}\n", i)
+	}
+	e, err := Parse("large.yaml", []byte(b.String()), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Marshal(e); err == nil || !strings.Contains(err.Error(), "must have at most 64 KiB") {
+		t.Errorf("error %v", err)
 	}
 }
 

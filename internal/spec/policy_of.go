@@ -25,6 +25,8 @@ func (e *Experiment) PolicyOf(name string) (*v1alpha1.AccelerationPolicy, error)
 		return nil, fmt.Errorf("%s is a baseline, which is compared with no other variant: there is nothing to apply", name)
 	case !reflect.DeepEqual(e.PathOf(*v), e.PathOf(*base)):
 		return nil, fmt.Errorf("%s has another path (%s) than %s (%s), and a policy cannot change the path", name, e.PathOf(*v), base.Name, e.PathOf(*base))
+	case len(base.Accelerate) > 0:
+		return nil, fmt.Errorf("%s is compared with %s, which has accelerators itself, so the result does not show what a policy would change: compare it with a variant without accelerators", name, base.Name)
 	case len(v.Accelerate) == 0:
 		return nil, fmt.Errorf("%s has no accelerators (accelerate: …): there is nothing to apply", name)
 	case v.On != "":

@@ -24,6 +24,8 @@ spec:
   - {name: one-side, accelerate: [{rfs: {devices: [nic]}}], on: server}
   - {name: rfs+/none, nic: {offload: none}, accelerate: [{rfs: {devices: [nic]}}]}
   - {name: rfs+/full, accelerate: [{rfs: {devices: [nic, pod]}}, {fastpath: {unseenBy: [tcx]}}]}
+  - {name: half, accelerate: [{rfs: {devices: [nic]}}]}
+  - {name: more, accelerate: [{rfs: {devices: [nic]}}, {fastpath: {}}], versus: half}
   workloads:
   - {name: stream, stream: {duration: 1s}}
 `
@@ -75,6 +77,7 @@ func TestPolicyOfWhatIsNone(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"vxlan": "is a baseline", "calico": "another path (vxlan/calico)", "plain": "no accelerators", "one-side": "accelerates the server's side only (on: server), and a policy would accelerate clients and servers alike", "rfs+/none": "NIC", "rfs+/ful": "did you mean rfs+/full",
+		"more": "more is compared with half, which has accelerators itself",
 	} {
 		if _, err := e.PolicyOf(name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)

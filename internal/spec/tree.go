@@ -198,6 +198,12 @@ func (n *node) field(name string) *node {
 // brackets lets an override name an element as an error does: spec.pairs[2].
 var brackets = strings.NewReplacer("[", ".", "]", "")
 
+// FieldOf returns the field that an override sets, without brackets: spec.pairs.2 of "spec.pairs[2]=4".
+func FieldOf(override string) string {
+	field, _, _ := strings.Cut(override, "=")
+	return brackets.Replace(field)
+}
+
 // override applies "key=value" to the tree. The key is a path of fields joined by dots; it names an element of
 // a list by its name or its index. override creates mappings that are not there yet. An empty value removes a
 // field.

@@ -1002,16 +1002,22 @@ func (r *reader) pool(path string, e *Experiment, n Ends) {
 	}
 }
 
+// MaxBlocks is the largest number of blocks of an experiment: years of trials.
+const MaxBlocks = 100_000
+
 func (r *reader) runs(path string, n Runs) {
 	switch {
 	case !r.set(path):
 	case !n.Auto:
-		if n.N < 1 {
-			r.fail(path, "must be at least 1, or auto, is %d", n.N)
+		if n.N < 1 || n.N > MaxBlocks {
+			r.fail(path, "must be 1 to %d, or auto, is %d", MaxBlocks, n.N)
 		}
 	default:
 		if n.Max < AutoFirstBlocks {
 			r.fail(path+".auto.max", "must be at least %d, the blocks of the pilot, is %d", AutoFirstBlocks, n.Max)
+		}
+		if n.Max > MaxBlocks {
+			r.fail(path+".auto.max", "must be at most %d, is %d", MaxBlocks, n.Max)
 		}
 		r.share(path+".auto.width", n.Width)
 	}

@@ -299,6 +299,8 @@ func TestAnalyzeErrors(t *testing.T) {
 	unknown[0].Metrics = map[string]float64{"thruput": 1}
 	early := trials("rps", "stream", 1, metrics.Throughput, 1)
 	early[0].Block = 0
+	late := trials("rps", "stream", 1, metrics.Throughput, 1)
+	late[0].Block = math.MaxInt
 	for _, c := range []struct {
 		trials []record.Trial
 		want   string
@@ -307,7 +309,8 @@ func TestAnalyzeErrors(t *testing.T) {
 		{trials("rps", "pingpong", 16, metrics.LatencyP50, 1), `analyze test: trials of variant "rps", workload "pingpong", 16 pairs: the experiment has no such combination`},
 		{trials("rps", "stream", 1, metrics.Throughput, math.Inf(1)), "analyze test: trial 1: throughput is +Inf"},
 		{unknown, `analyze test: trial 1: metric "thruput" is unknown`},
-		{early, "analyze test: trial 1: block 0: blocks count from 1"},
+		{early, "analyze test: trial 1: block 0: blocks count from 1 to 100000 at most"},
+		{late, "analyze test: trial 1: block 9223372036854775807: blocks count from 1 to 100000 at most"},
 	} {
 		if _, err := Analyze(experiment("base", "rps"), c.trials); err == nil || err.Error() != c.want {
 			t.Errorf("error %v, want %s", err, c.want)

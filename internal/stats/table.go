@@ -104,13 +104,13 @@ func sortTrials(exp *spec.Experiment, trials []record.Trial) (*table, error) {
 	t := &table{exp: exp, byKey: make(map[key]*cell)}
 	trials = record.LastEntries(trials)
 	for i := range trials {
+		if err := check(&trials[i]); err != nil {
+			return nil, fmt.Errorf("trial %d: %w", trials[i].Order, err)
+		}
 		t.blocks = max(t.blocks, trials[i].Block)
 	}
 	for i := range trials {
 		tr := &trials[i]
-		if err := check(tr); err != nil {
-			return nil, fmt.Errorf("trial %d: %w", tr.Order, err)
-		}
 		k := key{tr.Variant, tr.Workload, tr.Pairs}
 		c := t.byKey[k]
 		if c == nil {
@@ -154,8 +154,8 @@ func sortTrials(exp *spec.Experiment, trials []record.Trial) (*table, error) {
 }
 
 func check(tr *record.Trial) error {
-	if tr.Block < 1 {
-		return fmt.Errorf("block %d: blocks count from 1", tr.Block)
+	if tr.Block < 1 || tr.Block > spec.MaxBlocks {
+		return fmt.Errorf("block %d: blocks count from 1 to %d at most", tr.Block, spec.MaxBlocks)
 	}
 	for metric, x := range tr.Metrics {
 		if m, ok := metrics.Lookup(metric); !ok || m.OfLinks() {
