@@ -117,6 +117,9 @@ func TestCompareSetups(t *testing.T) {
 	other := result(t, strings.Replace(resultYAML, "shape: flannel", "shape: calico", 1), 6, 2)
 	_, stdout, _ := slipstream(t, "compare", before, other)
 	has(t, "another shape", strings.Join(strings.Fields(stdout), " "), "! Variant vxlan differs: VXLAN (flannel) in ", "VXLAN (calico) in ")
+	small := result(t, strings.Replace(resultYAML, "{nodes: 2}", "{nodes: 2, nic: {mtu: 1400}}", 1), 6, 2)
+	_, stdout, _ = slipstream(t, "compare", before, small)
+	has(t, "another NIC", strings.Join(strings.Fields(stdout), " "), "! Lab differs: NIC offload full, MTU 1500 in ", "NIC offload full, MTU 1400 in ")
 	if _, stdout, _ := slipstream(t, "compare", before, same); strings.Contains(stdout, "differs") {
 		t.Errorf("the same setup:\n%s", stdout)
 	}

@@ -120,6 +120,9 @@ func (m *Model) facts() []Definition {
 		{"slipstream", m.Environment.Version}, {startedFact, date(m.Environment.Started)},
 		{commandFact, m.Environment.Command}, {"Placement", m.Environment.Placement},
 	}
+	if lab := m.exp.Spec.Target.Lab; lab != nil {
+		out = append(out, Definition{"Lab", lab.NIC.String()})
+	}
 	for _, v := range m.Variants {
 		out = append(out, Definition{"Variant " + v.Name, v.Text})
 	}

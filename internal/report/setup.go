@@ -122,6 +122,9 @@ func workloadParts(w spec.Workload) []string {
 	} else if p := program(t); p != "" {
 		parts = append(parts, p)
 	}
+	if w.Beside != "" {
+		parts = append(parts, "beside "+w.Beside)
+	}
 	return parts
 }
 

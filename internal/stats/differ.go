@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -30,6 +31,9 @@ func Traffic(exp *spec.Experiment, imported *record.Imported, w spec.Workload) m
 			fields[name] = orUnset(value)
 		}
 	}
+	if with := beside(exp, w); with != "" {
+		fields["beside"] = with
+	}
 	if imported != nil {
 		maps.Copy(fields, imported.Conditions[w.Name])
 	}
@@ -50,7 +54,7 @@ func otherTraffic(a, b Result, only Only) map[string]string {
 			if was.Name != now.Name || !emptyOrHas(only.Workloads, now.Name) {
 				continue
 			}
-			differ := append(trafficDiffers(was, now, ignored), conditionsDiffer(a.Imported, b.Imported, now.Name)...)
+			differ := slices.Concat(trafficDiffers(was, now, ignored), besideDiffers(a.Experiment, b.Experiment, was, now), conditionsDiffer(a.Imported, b.Imported, now.Name))
 			if len(differ) > 0 {
 				other[now.Name] = fmt.Sprintf("%s is other traffic in %s than in %s: %s", now.Name, b.Name, a.Name, strings.Join(differ, ", "))
 			}
@@ -74,6 +78,30 @@ func trafficDiffers(a, b spec.Workload, ignored []string) (differ []string) {
 		}
 	}
 	return differ
+}
+
+// besideDiffers says how the traffic that runs beside two workloads differs.
+func besideDiffers(a, b *spec.Experiment, was, now spec.Workload) []string {
+	if before, after := beside(a, was), beside(b, now); before != after {
+		return []string{fmt.Sprintf("beside %s and %s", cmp.Or(before, "unset"), cmp.Or(after, "unset"))}
+	}
+	return nil
+}
+
+// beside describes the traffic that runs beside a workload; empty if none does.
+func beside(exp *spec.Experiment, w spec.Workload) string {
+	for _, other := range exp.Spec.Workloads {
+		if w.Beside != "" && other.Name == w.Beside {
+			fields := fieldsOf(other.Traffic())
+			maps.DeleteFunc(fields, func(name string, _ json.RawMessage) bool { return slices.Contains(notTraffic, name) })
+			parts := []string{other.Kind()}
+			for _, name := range slices.Sorted(maps.Keys(fields)) {
+				parts = append(parts, name+" "+orUnset(fields[name]))
+			}
+			return strings.Join(parts, " ")
+		}
+	}
+	return ""
 }
 
 // conditionsDiffer names the conditions of a workload that differ between two imports. What one of them does not know does not

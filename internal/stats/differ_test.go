@@ -100,6 +100,7 @@ func TestCompareTraffic(t *testing.T) {
 		"bulk, stream: {duration: 1s -> bulk, stream: {ip: 6, duration: 9s": "ip 4 and 6",
 		"size: 64, duration: 1s -> size: 64, duration: 3s":                  "",
 		"name: small -> name: large":                                        "",
+		"name: small, -> name: small, beside: bulk,":                        "beside unset and stream",
 	} {
 		from, to, _ := strings.Cut(change, " -> ")
 		after := resultOf(t, "after", strings.Replace(comparedYAML, from, to, 1))
