@@ -104,7 +104,8 @@ type host struct {
 	sessions []*session
 }
 
-// program identifies the copy of this program on a host, by a process that runs it.
+// program identifies the copy of this program on a host, by a process that runs it and what that calls the file: on Linux, the
+// target of its /proc/PID/exe.
 type program struct{ process, file string }
 
 // Up starts a worker on each host, and returns once traffic gets through between the hosts. If it fails, it leaves nothing
