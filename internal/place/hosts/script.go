@@ -111,11 +111,11 @@ func launch(mark, folder string, b build.Build, arguments string) string {
 // again returns the script that starts another worker from the program that a process runs. With own, the script removes the
 // run's journal after the worker has ended: if the controller is dead, nobody else does.
 func again(mark string, p program, root, own bool, arguments string) string {
-	work := `AS /proc/PROCESS/exe worker ` + arguments
+	const work = "AS /proc/PROCESS/exe worker ARGUMENTS"
 	if !own {
-		return p.script(mark, root, `exec `+work)
+		return p.script(mark, root, "exec "+work, arguments)
 	}
-	return p.script(mark, root, work+`; s=$?; TIDY exit $s`)
+	return p.script(mark, root, work+"; s=$?; TIDY exit $s", arguments)
 }
 
 // revert returns the script that restores the settings of dead workers. With own, it also removes the run's journal.
@@ -124,18 +124,19 @@ func revert(mark string, p program, root, own bool) string {
 	if own {
 		tidy = "TIDY"
 	}
-	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert --killed >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`)
+	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert --killed >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`, "")
 }
 
 // script returns a script that runs commands if the process still runs the program, and reports whether it does. The program's
 // file is deleted, but its name shows that no other process has reused the PID. TIDY removes an empty journal.
-func (p program) script(mark string, root bool, commands string) string {
+// ARGUMENTS are those of a worker, which name a user and a machine: no word in them stands for anything.
+func (p program) script(mark string, root bool, commands, arguments string) string {
 	as := ""
 	if root {
 		as = sudo + " "
 	}
 	commands = strings.ReplaceAll(commands, "TIDY", `AS /bin/sh -c "PATH=/usr/bin:/bin; if [ \"\$(ls -A JOURNAL/journal)\" = lock ]; then rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL; fi" 2>/dev/null;`)
-	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as, "JOURNAL", journal).
+	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as, "JOURNAL", journal, "ARGUMENTS", arguments).
 		Replace(`if [ "$(readlink /proc/PROCESS/exe)" = "FILE" ]; then echo "MARK program"; else echo "MARK gone"; exit 1; fi;
 			` + commands)
 }

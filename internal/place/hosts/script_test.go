@@ -100,3 +100,18 @@ func TestGone(t *testing.T) {
 		}
 	}
 }
+
+// TestArguments checks that a worker gets its arguments as they are, whatever the user and the machine of a run are called.
+func TestArguments(t *testing.T) {
+	const arguments = "--remote --claim x/me@MARKUS-FILESERVER-PROCESS-JOURNAL-TIDY-ARGUMENTS-process-1"
+	p := program{"1", "/tmp/slipstream.x (deleted)"}
+	for name, text := range map[string]string{
+		"launch": launch("M", "/tmp", build.Build{}, arguments),
+		"again":  again("M", p, true, false, arguments),
+		"own":    again("M", p, true, true, arguments),
+	} {
+		if !strings.Contains(text, " worker "+arguments) {
+			t.Errorf("%s: %s\nlacks %s", name, text, arguments)
+		}
+	}
+}
