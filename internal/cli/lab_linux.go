@@ -81,17 +81,22 @@ func openLab(ctx context.Context, p Process, exp *spec.Experiment) (*site, error
 	return &site{
 		target:    &labTarget{exp: exp, process: p},
 		probe:     accel.Probe,
-		probePath: probePolicies(),
+		probePath: probePaths(lab.LacksOnNode),
 		restore:   func(ctx context.Context) error { return recoverMachine(ctx, p) },
 		release:   release,
 	}, nil
 }
 
-// probePolicies returns a function that checks whether this machine supports the network policies of a path. It tries
-// each mode once.
-func probePolicies() func(spec.Path) error {
+// probePaths returns a function that checks whether this machine supports a path. It tries each mode of network policies once.
+// onNode says what the machine lacks for netfilter to see the packets between pods of one node.
+func probePaths(onNode func(shape string) error) func(spec.Path) error {
 	known := make(map[string]error)
 	return func(p spec.Path) error {
+		if p.OneNode() && filtered(p) {
+			if err := onNode(p.Shape()); err != nil {
+				return err
+			}
+		}
 		if p.Policies == nil {
 			return nil
 		}
@@ -101,6 +106,11 @@ func probePolicies() func(spec.Path) error {
 		}
 		return known[mode]
 	}
+}
+
+// filtered reports whether a path has services or network policies that netfilter implements.
+func filtered(p spec.Path) bool {
+	return p.Service != nil && p.Service.Mode != spec.ServiceEBPF || p.Policies != nil && p.Policies.Mode != spec.PolicyEBPF
 }
 
 func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {

@@ -29,7 +29,7 @@ func noAddressDetection() error {
 }
 
 // bridgeNetfilter sets whether bridged packets pass netfilter, which Kubernetes requires of nodes. Without br_netfilter in the
-// kernel they do not.
+// kernel they do not: see LacksOnNode.
 func bridgeNetfilter(on bool) error {
 	value := "0"
 	if on {
