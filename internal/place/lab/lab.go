@@ -332,7 +332,7 @@ func (l *Lab) make(ctx context.Context, o Options) error {
 	}
 	if err := parallel(ctx, c.Nodes*c.Pods, func(i int) error {
 		p := nodes[i%c.Nodes].Pods[i/c.Nodes]
-		ns, err := network.Create(p.NS, noAddressDetection)
+		ns, err := network.Create(p.NS, prepareIPv6)
 		if err != nil {
 			return err
 		}
