@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -242,7 +243,14 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 		}
 		return nil, fmt.Errorf("lock this machine for a run: %s: %w", path, err)
 	}
+	// Runs on hosts claim a machine otherwise, because their workers need not be root.
+	unclaim, err := worker.Claim(false, rand.Text(), fmt.Sprintf("process %d, in a lab", os.Getpid()), func() {})
+	if err != nil {
+		_ = flock.Release(f)
+		return nil, err
+	}
 	if err := recoverMachine(ctx, p); err != nil {
+		unclaim()
 		_ = flock.Release(f)
 		return nil, err
 	}
@@ -250,6 +258,7 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 	_ = f.Truncate(0)
 	_, _ = fmt.Fprintf(f, "process %d, %s", os.Getpid(), shell.Join(p.Args))
 	return func() {
+		unclaim()
 		_ = f.Truncate(0)
 		_ = flock.Release(f)
 	}, nil
