@@ -16,6 +16,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/testenv"
+	"slipstream.dev/internal/worker"
 )
 
 // TestRun is a small version of the most common run: every file exists, and their
@@ -318,8 +319,22 @@ func TestTwoRuns(t *testing.T) {
 	if code != 1 || !strings.Contains(stderr, fmt.Sprintf("another run is in progress on this machine, and the two would disturb each other: wait for it, or stop it (process %d, ", first.Process.Pid)) {
 		t.Errorf("exit %d\n%s", code, stderr)
 	}
+	// Another run has this machine as one of its hosts, during a run in a lab and then before one.
+	code, _, stderr = finish(t, "worker", "--remote", "--claim", "another/me@there")
+	if code == 0 || !strings.Contains(stderr, fmt.Sprintf("another run (process %d, in a lab) is in progress on this host", first.Process.Pid)) {
+		t.Errorf("a worker: exit %d\n%s", code, stderr)
+	}
 	if code := first.exit(t); code != 0 {
 		t.Errorf("the first run: exit %d\n%s", code, first.stderr())
+	}
+	release, err := worker.Claim(false, "another", "me@there", func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	code, _, stderr = finish(t, "run", experiment(t), "--out", t.TempDir())
+	if code != 1 || !strings.Contains(stderr, "another run (me@there) is in progress on this host") {
+		t.Errorf("beside a worker: exit %d\n%s", code, stderr)
 	}
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -81,17 +82,22 @@ func openLab(ctx context.Context, p Process, exp *spec.Experiment) (*site, error
 	return &site{
 		target:    &labTarget{exp: exp, process: p},
 		probe:     accel.Probe,
-		probePath: probePolicies(),
+		probePath: probePaths(lab.LacksOnNode),
 		restore:   func(ctx context.Context) error { return recoverMachine(ctx, p) },
 		release:   release,
 	}, nil
 }
 
-// probePolicies returns a function that checks whether this machine supports the network policies of a path. It tries
-// each mode once.
-func probePolicies() func(spec.Path) error {
+// probePaths returns a function that checks whether this machine supports a path. It tries each mode of network policies once.
+// onNode says what the machine lacks for netfilter to see the packets between pods of one node.
+func probePaths(onNode func(shape string) error) func(spec.Path) error {
 	known := make(map[string]error)
 	return func(p spec.Path) error {
+		if p.OneNode() && filtered(p) {
+			if err := onNode(p.Shape()); err != nil {
+				return err
+			}
+		}
 		if p.Policies == nil {
 			return nil
 		}
@@ -101,6 +107,11 @@ func probePolicies() func(spec.Path) error {
 		}
 		return known[mode]
 	}
+}
+
+// filtered reports whether a path has services or network policies that netfilter implements.
+func filtered(p spec.Path) bool {
+	return p.Service != nil && p.Service.Mode != spec.ServiceEBPF || p.Policies != nil && p.Policies.Mode != spec.PolicyEBPF
 }
 
 func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
@@ -232,7 +243,14 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 		}
 		return nil, fmt.Errorf("lock this machine for a run: %s: %w", path, err)
 	}
+	// Runs on hosts claim a machine otherwise, because their workers need not be root.
+	unclaim, err := worker.Claim(false, rand.Text(), fmt.Sprintf("process %d, in a lab", os.Getpid()), func() {})
+	if err != nil {
+		_ = flock.Release(f)
+		return nil, err
+	}
 	if err := recoverMachine(ctx, p); err != nil {
+		unclaim()
 		_ = flock.Release(f)
 		return nil, err
 	}
@@ -240,6 +258,7 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 	_ = f.Truncate(0)
 	_, _ = fmt.Fprintf(f, "process %d, %s", os.Getpid(), shell.Join(p.Args))
 	return func() {
+		unclaim()
 		_ = f.Truncate(0)
 		_ = flock.Release(f)
 	}, nil

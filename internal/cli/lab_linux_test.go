@@ -9,6 +9,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/place/topology"
+	"slipstream.dev/internal/spec"
 )
 
 // TestLabNetworksAfterLeaveOut: a lab makes the networks of the remaining variants, which the plan counts
@@ -43,5 +44,30 @@ func TestLabNetworksAfterLeaveOut(t *testing.T) {
 	}
 	if mtu := lab.topology().Fabrics()[0].NIC.MTU; mtu != 1500 {
 		t.Errorf("the lab's network has an MTU of %d, want that of the variants that are left, 1500", mtu)
+	}
+}
+
+// TestProbePaths: the packets between two pods of a node must pass netfilter if that implements their services or policies.
+func TestProbePaths(t *testing.T) {
+	policies := func(mode string) *spec.Policies { return &spec.Policies{Count: 1, Mode: mode} }
+	for name, c := range map[string]struct {
+		path spec.Path
+		want string // the shape that netfilter must see
+	}{
+		"no services and no policies": {spec.Path{Bridge: &spec.Plain{}}, ""},
+		"iptables policies":           {spec.Path{Bridge: &spec.Plain{}, Policies: policies(spec.PolicyIPTables)}, "bridge"},
+		"nftables policies":           {spec.Path{Routed: &spec.Plain{}, Local: true, Policies: policies(spec.PolicyNFTables)}, "routed"},
+		"between nodes":               {spec.Path{Routed: &spec.Plain{}, Policies: policies(spec.PolicyNFTables)}, ""},
+		"eBPF policies":               {spec.Path{Bridge: &spec.Plain{}, Policies: policies(spec.PolicyEBPF)}, ""},
+		"iptables services":           {spec.Path{Service: &spec.Service{Mode: spec.ServiceIPTables}, Local: true}, spec.ShapeFlannel},
+		"services between nodes":      {spec.Path{Service: &spec.Service{Mode: spec.ServiceIPTables}}, ""},
+		"eBPF services":               {spec.Path{Service: &spec.Service{Mode: spec.ServiceEBPF}, Local: true}, ""},
+	} {
+		asked := ""
+		missing := errors.New("br_netfilter is missing")
+		err := probePaths(func(shape string) error { asked = shape; return missing })(c.path)
+		if asked != c.want || errors.Is(err, missing) != (c.want != "") {
+			t.Errorf("%s: asked for shape %q, want %q; error %v", name, asked, c.want, err)
+		}
 	}
 }

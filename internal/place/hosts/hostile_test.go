@@ -19,6 +19,7 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
 
+	"slipstream.dev/internal/place/build"
 	"slipstream.dev/internal/spec"
 )
 
@@ -157,6 +158,38 @@ func TestHostile(t *testing.T) {
 				t.Errorf("error %v\nwant  %s", err, c.want)
 			}
 		})
+	}
+}
+
+// TestSlowCopy checks that the last part of a copy, which ssh has taken but not sent yet, may take longer than a script.
+func TestSlowCopy(t *testing.T) {
+	defer func(was time.Duration) { scriptTime = was }(scriptTime)
+	h, err := New(hostile(t, answering(func(mark string, n int) string {
+		switch n {
+		case 0:
+			return mark + " begin\n" + mark + " send\n"
+		case 1:
+			time.Sleep(1500 * time.Millisecond) // a slow link
+			return mark + " program 1 file\n"
+		}
+		return ""
+	})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close(context.Background())
+	s, err := h.hosts[0].open(t.Context(), func(mark string) request { return request{"a script with " + mark, ""} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.end()
+	scriptTime = 500 * time.Millisecond
+	file := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(file, []byte("program"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := s.copy(t.Context(), "/tmp", build.Build{File: file, Size: 7}); err != nil || p != (program{"1", "file"}) {
+		t.Errorf("copied as %v, %v", p, err)
 	}
 }
 

@@ -104,7 +104,8 @@ type host struct {
 	sessions []*session
 }
 
-// program identifies the copy of this program on a host, by a process that runs it.
+// program identifies the copy of this program on a host, by a process that runs it and what that calls the file: on Linux, the
+// target of its /proc/PID/exe.
 type program struct{ process, file string }
 
 // Up starts a worker on each host, and returns once traffic gets through between the hosts. If it fails, it leaves nothing
@@ -283,7 +284,8 @@ func (s *session) copy(ctx context.Context, folder string, b build.Build) (progr
 	ctx, stop := s.within(ctx, copyTime, "")
 	defer stop()
 	_, _ = f.WriteTo(s.in) // the script reports errors
-	word, rest, err := s.report(ctx)
+	// What ssh and its connection still hold may take minutes, so copyTime limits this report too.
+	word, rest, err := s.next(ctx)
 	switch {
 	case errors.As(err, new(brokenConnection)):
 		return program{}, fmt.Errorf("copy the program to host %s: %w. If this happens again at the same place: does a limit of the user's memory there (MemoryMax of systemd, a container's) leave no room for %d MiB in %s?", s.at.name, err, b.Size>>20+1, folder)

@@ -66,6 +66,10 @@ func TestUp(t *testing.T) {
 			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) { *c = c.Alone() },
 		},
 		{name: "no root", user: "user"},
+		{
+			name: "a folder behind a link", user: "user",
+			node: nodeOptions{startup: "XDG_RUNTIME_DIR=/mnt/run; export XDG_RUNTIME_DIR", before: "ln -s /home/user /mnt/run"},
+		},
 		{name: "noexec home", node: nodeOptions{noexec: []string{"/home"}}, user: "user"},
 		{name: "only one folder", node: nodeOptions{noexec: []string{"/run", "/tmp", "/var/tmp", "/home"}}, user: "user"},
 		{name: "only one folder with room", node: nodeOptions{full: []string{"/run", "/tmp", "/var/tmp", "/home"}}, user: "user"},

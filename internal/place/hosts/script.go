@@ -94,7 +94,9 @@ const copyTime = 30 * time.Minute
 
 // launch returns the script that reads a program from standard input and becomes it. The program's file is unlinked before its
 // first byte is written, so that nothing is left of it, however the script ends. timeout does not inherit the open file:
-// busybox's leaves a process behind for a second, and a file that is open for writing cannot be executed.
+// busybox's leaves a process behind for a second, and a file that is open for writing cannot be executed. The script reports the
+// file as the kernel names it now, which is how other scripts recognise the process: the folder may be a link, and NFS renames an
+// unlinked file. Only $$ has the file for certain, because some shells close it in the programs that they start.
 func launch(mark, folder string, b build.Build, arguments string) string {
 	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.Size), "SUM", b.Sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments, "FIRSTSUM", build.SumCommand).
 		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;
@@ -103,17 +105,17 @@ func launch(mark, folder string, b build.Build, arguments string) string {
 		if command -v timeout >/dev/null; then timeout TIME head -c SIZE 8>&- | cat >&8; else head -c SIZE >&8; fi;
 		exec 8>&-; s=$(FIRSTSUM <&9);
 		if [ "${s%% *}" != SUM ]; then echo "MARK broken"; exit 1; fi;
-		echo "MARK program $$ $f"; exec /proc/self/fd/9 worker ARGUMENTS`)
+		echo "MARK program $$ $(readlink /proc/$$/fd/9)"; exec /proc/self/fd/9 worker ARGUMENTS`)
 }
 
 // again returns the script that starts another worker from the program that a process runs. With own, the script removes the
 // run's journal after the worker has ended: if the controller is dead, nobody else does.
 func again(mark string, p program, root, own bool, arguments string) string {
-	work := `AS /proc/PROCESS/exe worker ` + arguments
+	const work = "AS /proc/PROCESS/exe worker ARGUMENTS"
 	if !own {
-		return p.script(mark, root, `exec `+work)
+		return p.script(mark, root, "exec "+work, arguments)
 	}
-	return p.script(mark, root, work+`; s=$?; TIDY exit $s`)
+	return p.script(mark, root, work+"; s=$?; TIDY exit $s", arguments)
 }
 
 // revert returns the script that restores the settings of dead workers. With own, it also removes the run's journal.
@@ -122,18 +124,19 @@ func revert(mark string, p program, root, own bool) string {
 	if own {
 		tidy = "TIDY"
 	}
-	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert --killed >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`)
+	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert --killed >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`, "")
 }
 
 // script returns a script that runs commands if the process still runs the program, and reports whether it does. The program's
-// file is deleted, but its former name shows that no other process has reused the PID. TIDY removes an empty journal.
-func (p program) script(mark string, root bool, commands string) string {
+// file is deleted, but its name shows that no other process has reused the PID. TIDY removes an empty journal.
+// ARGUMENTS are those of a worker, which name a user and a machine: no word in them stands for anything.
+func (p program) script(mark string, root bool, commands, arguments string) string {
 	as := ""
 	if root {
 		as = sudo + " "
 	}
 	commands = strings.ReplaceAll(commands, "TIDY", `AS /bin/sh -c "PATH=/usr/bin:/bin; if [ \"\$(ls -A JOURNAL/journal)\" = lock ]; then rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL; fi" 2>/dev/null;`)
-	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as, "JOURNAL", journal).
-		Replace(`if [ "$(readlink /proc/PROCESS/exe)" = "FILE (deleted)" ]; then echo "MARK program"; else echo "MARK gone"; exit 1; fi;
+	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as, "JOURNAL", journal, "ARGUMENTS", arguments).
+		Replace(`if [ "$(readlink /proc/PROCESS/exe)" = "FILE" ]; then echo "MARK program"; else echo "MARK gone"; exit 1; fi;
 			` + commands)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -28,16 +29,24 @@ func TestLaunch(t *testing.T) {
 		{"other bytes", strings.ToUpper(text), whole, "M begin\nM send\nM broken\n"},
 		{"another sum", text, build.Build{Size: whole.Size, Sum: sum}, "M begin\nM send\nM broken\n"},
 	} {
-		dir := t.TempDir()
-		r := script("M", launch("M", dir, c.Build, "--remote"))
+		dir, err := filepath.EvalSymlinks(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		link := filepath.Join(t.TempDir(), "link")
+		if err := os.Symlink(dir, link); err != nil {
+			t.Fatal(err)
+		}
+		r := script("M", launch("M", link, c.Build, "--remote"))
 		cmd := exec.Command("sh", "-c", r.command)
 		cmd.Stdin = strings.NewReader(r.input + c.sent)
 		out, _ := cmd.Output()
 		got := string(out)
 		if i := strings.Index(got, "M program "); i >= 0 {
 			line, rest, _ := strings.Cut(got[i:], "\n")
-			if want := fmt.Sprintf("M program %d %s/slipstream.", cmd.Process.Pid, dir); !strings.HasPrefix(line, want) {
-				t.Errorf("%s: %q, want %q", c.name, line, want)
+			// The name is that of /proc/PID/exe, which has no link in it.
+			if want := fmt.Sprintf("M program %d %s/slipstream.", cmd.Process.Pid, dir); !strings.HasPrefix(line, want) || !strings.HasSuffix(line, " (deleted)") {
+				t.Errorf("%s: %q, want %q…", c.name, line, want)
 			}
 			got = got[:i] + "M program PID FILE\n" + rest
 		}
@@ -80,7 +89,7 @@ func TestGone(t *testing.T) {
 		_ = other.Process.Kill()
 		_ = other.Wait()
 	}()
-	p := program{fmt.Sprint(other.Process.Pid), "/tmp/slipstream.x"}
+	p := program{fmt.Sprint(other.Process.Pid), "/tmp/slipstream.x (deleted)"}
 	for name, text := range map[string]string{"again": again("M", p, false, false, "--remote"), "revert": revert("M", p, false, true)} {
 		r := script("M", text)
 		cmd := exec.Command("sh", "-c", r.command)
@@ -88,6 +97,21 @@ func TestGone(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		if string(out) != "M begin\nM gone\n" || err == nil {
 			t.Errorf("%s: %v, %s", name, err, out)
+		}
+	}
+}
+
+// TestArguments checks that a worker gets its arguments as they are, whatever the user and the machine of a run are called.
+func TestArguments(t *testing.T) {
+	const arguments = "--remote --claim x/me@MARKUS-FILESERVER-PROCESS-JOURNAL-TIDY-ARGUMENTS-process-1"
+	p := program{"1", "/tmp/slipstream.x (deleted)"}
+	for name, text := range map[string]string{
+		"launch": launch("M", "/tmp", build.Build{}, arguments),
+		"again":  again("M", p, true, false, arguments),
+		"own":    again("M", p, true, true, arguments),
+	} {
+		if !strings.Contains(text, " worker "+arguments) {
+			t.Errorf("%s: %s\nlacks %s", name, text, arguments)
 		}
 	}
 }

@@ -22,32 +22,56 @@ type nodeCPUs struct {
 	// IRQ is the CPU that takes the NIC's interrupts. It is -1 if nodes share CPUs: packets are then received on the sender's
 	// CPU, as a veth does.
 	IRQ int
+	// SharesCore means that another node may have CPUs of the same core.
+	SharesCore bool `json:",omitempty"`
 }
 
 // divide gives each node its own CPUs, the last one for its NIC's interrupts, if there are two or more per node. Otherwise all
-// nodes share all CPUs. In cpus, CPUs that share a core or cache must be adjacent.
-func divide(cpus []int, nodes int) []nodeCPUs {
+// nodes share all CPUs. A core's CPUs go to one node, even if some cores are then idle, unless that leaves a node with fewer
+// than two CPUs. Cores that share a cache must be adjacent.
+func divide(cores [][]int, nodes int) []nodeCPUs {
+	cpus := slices.Concat(cores...)
 	parts := make([]nodeCPUs, nodes)
-	for i := range parts {
-		if len(cpus) < 2*nodes {
+	if len(cpus) < 2*nodes {
+		for i := range parts {
 			parts[i] = nodeCPUs{CPUs: cpus, IRQ: -1}
-			continue
 		}
+		return parts
+	}
+	for i := range parts {
 		// If the CPUs do not divide evenly, the first nodes get one more.
-		size, more := len(cpus)/nodes, len(cpus)%nodes
-		from := i*size + min(i, more)
-		to := from + size
-		if i < more {
-			to++
+		most := len(cpus) / nodes
+		if i < len(cpus)%nodes {
+			most++
 		}
-		parts[i] = nodeCPUs{CPUs: cpus[from:to], IRQ: cpus[to-1]}
+		var own []int
+		for len(cores) > 0 && len(own)+len(cores[0]) <= most {
+			own, cores = append(own, cores[0]...), cores[1:]
+		}
+		if len(own) < 2 {
+			return divideThreads(cpus, nodes)
+		}
+		parts[i] = nodeCPUs{CPUs: own, IRQ: own[len(own)-1]}
 	}
 	return parts
 }
 
-// availableCPUs returns the CPUs that this process may run on and that are not isolated. Threads of a core are adjacent,
-// because two nodes must not share a core: on many machines, CPUs 0 and n/2 are threads of one.
-func availableCPUs(sys string) ([]int, error) {
+// divideThreads divides CPUs without regard to their cores.
+func divideThreads(cpus []int, nodes int) []nodeCPUs {
+	var single [][]int
+	for _, cpu := range cpus {
+		single = append(single, []int{cpu})
+	}
+	parts := divide(single, nodes)
+	for i := range parts {
+		parts[i].SharesCore = true
+	}
+	return parts
+}
+
+// availableCPUs returns the CPUs that this process may run on and that are not isolated, by cores: on many machines, CPUs 0 and
+// n/2 are threads of one.
+func availableCPUs(sys string) (cores [][]int, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return nil, fmt.Errorf("read this process's CPU affinity: %w", err)
@@ -80,14 +104,17 @@ func availableCPUs(sys string) ([]int, error) {
 	slices.SortFunc(cpus, func(a, b cpu) int {
 		return cmp.Or(cmp.Compare(a.socket, b.socket), cmp.Compare(a.core, b.core), cmp.Compare(a.id, b.id))
 	})
-	ids := make([]int, len(cpus))
 	for i, c := range cpus {
-		ids[i] = c.id
+		if i == 0 || c.socket != cpus[i-1].socket || c.core != cpus[i-1].core {
+			cores = append(cores, nil)
+		}
+		last := &cores[len(cores)-1]
+		*last = append(*last, c.id)
 	}
-	if len(ids) == 0 {
+	if len(cores) == 0 {
 		return nil, fmt.Errorf("every CPU that this process may run on is isolated: start it on others (taskset)")
 	}
-	return ids, nil
+	return cores, nil
 }
 
 // parseCPUs parses a list of the kernel, such as "0-3,8".

@@ -170,7 +170,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	if err := Lacks(c); err != nil {
 		return nil, err
 	}
-	cpus, err := availableCPUs("/sys")
+	cores, err := availableCPUs("/sys")
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +191,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 		return nil, errors.Join(err, lock.remove())
 	}
 	l := &Lab{
-		state:    &state{Config: c, PID: os.Getpid(), Keep: o.Keep, Created: time.Now().UTC(), CPUs: divide(cpus, c.Nodes)},
+		state:    &state{Config: c, PID: os.Getpid(), Keep: o.Keep, Created: time.Now().UTC(), CPUs: divide(cores, c.Nodes)},
 		dir:      o.Dir,
 		lock:     lock,
 		services: make([]Load, c.Nodes),
@@ -332,7 +332,7 @@ func (l *Lab) make(ctx context.Context, o Options) error {
 	}
 	if err := parallel(ctx, c.Nodes*c.Pods, func(i int) error {
 		p := nodes[i%c.Nodes].Pods[i/c.Nodes]
-		ns, err := network.Create(p.NS, noAddressDetection)
+		ns, err := network.Create(p.NS, prepareIPv6)
 		if err != nil {
 			return err
 		}
@@ -474,8 +474,12 @@ func (l *Lab) Placement() string {
 	for i, c := range cpus {
 		parts = append(parts, fmt.Sprintf("node%d has %s", i, formatCPUs(c.CPUs)))
 	}
-	return fmt.Sprintf("Each node has its own CPUs (%s); the last one receives the NIC's packets, by RPS in place of an interrupt.",
+	said := fmt.Sprintf("Each node has its own CPUs (%s); the last one receives the NIC's packets, by RPS in place of an interrupt.",
 		strings.Join(parts, ", "))
+	if cpus[0].SharesCore {
+		said += " Some nodes have threads of the same core, so they slow each other down."
+	}
+	return said
 }
 
 // In returns a function that starts a command in a place: in its network namespace, on its CPUs and, for a pod with services in

@@ -103,10 +103,11 @@ func BenchmarkUpDown(b *testing.B) {
 // TestStart checks that a command runs in the namespace and on the CPUs of its place, and that this process stays in its own.
 func TestStart(t *testing.T) {
 	l := up(t, func(*Config) {})
-	cpus, err := availableCPUs("/sys")
+	cores, err := availableCPUs("/sys")
 	if err != nil {
 		t.Fatal(err)
 	}
+	cpus := slices.Concat(cores...)
 	last := cpus[len(cpus)-1:]
 	at := placeOf(t, l, "node1/pod1")
 	at.Affinity = formatCPUs(last)

@@ -62,7 +62,7 @@ func TestLayoutIsUnique(t *testing.T) {
 func TestPlaces(t *testing.T) {
 	c := config("x")
 	c.Pods = 1
-	l := &Lab{state: &state{Config: c, CPUs: divide([]int{0, 1, 2, 3}, 2)}}
+	l := &Lab{state: &state{Config: c, CPUs: divide(coresOf(1, 0, 1, 2, 3), 2)}}
 	a := netip.MustParseAddr
 	want := []place.Place{
 		{Name: "node0", Kind: place.Node, Node: "node0", IPv4: a("198.18.0.1"), IPv6: a("fd73:6c69:7000::1"), CPUs: "0-1", IRQCPUs: "1", Cores: []int{0, 1}},
@@ -76,7 +76,7 @@ func TestPlaces(t *testing.T) {
 	if got, want := l.Placement(), "Each node has its own CPUs (node0 has 0-1, node1 has 2-3); the last one receives the NIC's packets, by RPS in place of an interrupt."; got != want {
 		t.Errorf("placement is %q, want %q", got, want)
 	}
-	l.state.CPUs = divide([]int{0, 1}, 2)
+	l.state.CPUs = divide(coresOf(1, 0, 1), 2)
 	if got := l.Places()[3]; got.CPUs != "0-1" || got.IRQCPUs != "" {
 		t.Errorf("where nodes share CPUs, a pod has %q, interrupts %q", got.CPUs, got.IRQCPUs)
 	}
@@ -86,9 +86,13 @@ func TestPlaces(t *testing.T) {
 	if got, want := l.Placement(), "The nodes share CPUs 0-1, "; !strings.HasPrefix(got, want) {
 		t.Errorf("placement is %q, want it to begin %q", got, want)
 	}
-	l.state.CPUs = divide([]int{3}, 2)
+	l.state.CPUs = divide(coresOf(1, 3), 2)
 	if got, want := l.Placement(), "The nodes share CPU 3, so both ends of a pair run on it."; got != want {
 		t.Errorf("placement is %q, want %q", got, want)
+	}
+	l.state.CPUs = divide(coresOf(4, 0, 1, 2, 3), 2)
+	if got, want := l.Placement(), " Some nodes have threads of the same core, "; !strings.Contains(got, want) {
+		t.Errorf("placement is %q, want it to contain %q", got, want)
 	}
 }
 

@@ -18,18 +18,21 @@ func prepareNode() error {
 			"net/ipv4/conf/all/rp_filter=2", "net/ipv4/conf/default/rp_filter=2",
 			"net/ipv6/conf/all/forwarding=1",
 		),
-		noAddressDetection(),
+		prepareIPv6(),
 		bridgeNetfilter(true),
 	)
 }
 
-// noAddressDetection disables duplicate address detection, which would delay link-local addresses by a second or two.
-func noAddressDetection() error {
-	return network.Sysctl("net/ipv6/conf/default/accept_dad=0", "net/ipv6/conf/default/accept_ra=0")
+// prepareIPv6 enables IPv6, which the machine may disable in new namespaces (ipv6.disable_ipv6=1, or the setting of its own with
+// net.core.devconf_inherit_init_net). It disables duplicate address detection, which would delay link-local addresses by a second
+// or two.
+func prepareIPv6() error {
+	return network.Sysctl("net/ipv6/conf/all/disable_ipv6=0", "net/ipv6/conf/default/disable_ipv6=0",
+		"net/ipv6/conf/default/accept_dad=0", "net/ipv6/conf/default/accept_ra=0")
 }
 
 // bridgeNetfilter sets whether bridged packets pass netfilter, which Kubernetes requires of nodes. Without br_netfilter in the
-// kernel they do not.
+// kernel they do not: see LacksOnNode.
 func bridgeNetfilter(on bool) error {
 	value := "0"
 	if on {

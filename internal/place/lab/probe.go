@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -49,6 +50,20 @@ func Lacks(c Config) error {
 		}
 		return overlay.Probe(ns, c.Shape)
 	})
+}
+
+// LacksOnNode returns nil, or what this machine lacks for netfilter to see the packets between pods of one node. Between nodes it
+// always sees them, because they are routed.
+func LacksOnNode(shape string) error { return lacksOnNode("/proc/sys", shape) }
+
+func lacksOnNode(sysctls, shape string) error {
+	if !overlay.Bridged(shape) {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(sysctls, "net/bridge/bridge-nf-call-iptables")); err != nil {
+		return network.Missing("netfilter for packets between pods on a bridge", "CONFIG_BRIDGE_NETFILTER", "br_netfilter", err)
+	}
+	return nil
 }
 
 func probeKernel(ns *network.Namespace) error {

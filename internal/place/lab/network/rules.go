@@ -25,7 +25,7 @@ type Command struct {
 func NFT(text []byte) Command { return Command{[]string{"nft", "-f", "-"}, text} }
 
 // Restore returns the command that loads a text with iptables-restore or ip6tables-restore. It waits for the lock of legacy
-// iptables, which the whole machine shares.
+// iptables, which the whole machine shares before version 1.8.6 (see Run).
 func Restore(program string, text []byte) Command {
 	return Command{[]string{program, "-w", "5", "--noflush"}, text}
 }
@@ -70,6 +70,9 @@ func (r Rules) Probe(ns *Namespace, what string, packages map[string]string) err
 func (c Command) Run(ctx context.Context, ns *Namespace) error {
 	cmd := exec.CommandContext(ctx, c.Argv[0], c.Argv[1:]...)
 	cmd.Stdin = bytes.NewReader(c.Text)
+	// Legacy iptables locks a file for as long as it loads rules. The nodes load theirs at the same time, and the rules of one
+	// are no concern of another: so the file is the network namespace.
+	cmd.Env = append(cmd.Environ(), "XTABLES_LOCKFILE=/proc/self/ns/net")
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.Discard, &said
 	if err := ns.Do(cmd.Start); err != nil {

@@ -85,9 +85,9 @@ type Overlay struct {
 	Log *slog.Logger
 }
 
-// bridged reports whether pods are on the node's bridge.
-func (o *Overlay) bridged() bool {
-	return slices.Contains([]string{spec.ShapeFlannel, ShapeRouted, ShapeBridge, ShapeUDP, ShapeWeave}, o.Shape)
+// Bridged reports whether the pods of a shape are on their node's bridge.
+func Bridged(shape string) bool {
+	return slices.Contains([]string{spec.ShapeFlannel, ShapeRouted, ShapeBridge, ShapeUDP, ShapeWeave}, shape)
 }
 
 // bridge returns the name of a node's bridge.
@@ -147,7 +147,7 @@ func (o *Overlay) Join(ns *network.Namespace, i int) (*Host, error) {
 }
 
 func (h *Host) join() error {
-	if h.overlay.bridged() {
+	if Bridged(h.overlay.Shape) {
 		if err := h.makeBridge(); err != nil {
 			return err
 		}
