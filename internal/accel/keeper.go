@@ -49,8 +49,8 @@ type SettingOf struct {
 type Count struct{ Held, Verified int }
 
 // Refusal is a setting that Keep could not set: somebody else holds it at another value (ErrHeld), the device cannot have it
-// (Impossible), the machine has too little memory for it, or the kernel did not accept it. If SettingOf is empty, Keep could not restore a setting, for example because
-// somebody had changed it (ErrChanged).
+// (Impossible), the machine has too little memory for it, or the kernel did not accept it. If SettingOf is empty, Keep could not
+// restore a setting, for example because somebody had changed it (ErrChanged).
 type Refusal struct {
 	SettingOf
 	Err error
