@@ -57,41 +57,23 @@ func sameCPUs(t *testing.T, s Snapshot) {
 	}
 }
 
-func FuzzSoftirqs(f *testing.F) {
-	seed(f, "softirqs")
+// fuzzPerCPU fuzzes the parser of a file with counters of CPUs.
+func fuzzPerCPU(f *testing.F, file string, parse func(*Snapshot, []byte) error) {
+	seed(f, file)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := online()
-		_ = s.parseSoftirqs(b)
+		_ = parse(&s, b)
 		sameCPUs(t, s)
 	})
 }
 
-func FuzzInterrupts(f *testing.F) {
-	seed(f, "interrupts")
-	f.Fuzz(func(t *testing.T, b []byte) {
-		s := online()
-		_ = s.parseInterrupts(b)
-		sameCPUs(t, s)
-	})
-}
+func FuzzSoftirqs(f *testing.F) { fuzzPerCPU(f, "softirqs", (*Snapshot).parseSoftirqs) }
 
-func FuzzSoftnet(f *testing.F) {
-	seed(f, "net/softnet_stat")
-	f.Fuzz(func(t *testing.T, b []byte) {
-		s := online()
-		_ = s.parseSoftnet(b)
-		sameCPUs(t, s)
-	})
-}
+func FuzzInterrupts(f *testing.F) { fuzzPerCPU(f, "interrupts", (*Snapshot).parseInterrupts) }
 
-func FuzzConntrack(f *testing.F) {
-	seed(f, "net/stat/nf_conntrack")
-	f.Fuzz(func(t *testing.T, b []byte) {
-		s := online()
-		_ = s.parseConntrack(b)
-		sameCPUs(t, s)
-	})
-}
+func FuzzSoftnet(f *testing.F) { fuzzPerCPU(f, "net/softnet_stat", (*Snapshot).parseSoftnet) }
+
+func FuzzConntrack(f *testing.F) { fuzzPerCPU(f, "net/stat/nf_conntrack", (*Snapshot).parseConntrack) }
 
 func FuzzDevices(f *testing.F) {
 	seed(f, "net/dev")

@@ -13,19 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// open opens a file, and creates it if there is none. It is closed when the test ends.
+func open(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
 // TestTryLockBesideLocked checks that asking whether a file is locked never makes TryLock fail.
 func TestTryLockBesideLocked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	open := func() *os.File {
-		t.Helper()
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { f.Close() })
-		return f
-	}
-	asks, takes := open(), open()
+	asks, takes := open(t, path), open(t, path)
 	ctx, end := context.WithCancel(t.Context())
 	var asking sync.WaitGroup
 	asking.Go(func() {
@@ -48,16 +50,7 @@ func TestTryLockBesideLocked(t *testing.T) {
 
 func TestReleaseBesideAChildThatStarts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	open := func() *os.File {
-		t.Helper()
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return f
-	}
-	first, second := open(), open()
-	defer second.Close()
+	first, second := open(t, path), open(t, path)
 	if err := TryLock(first); err != nil {
 		t.Fatal(err)
 	}
