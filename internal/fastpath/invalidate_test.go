@@ -14,6 +14,27 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
+// closeInvalidator closes an invalidator, and fails the test if that fails.
+func closeInvalidator(t *testing.T, c *invalidator) {
+	t.Helper()
+	c.close()
+	if err := c.release(); err != nil {
+		t.Error(err)
+	}
+}
+
+// addManyRules makes more notifications than a socket's buffer holds.
+func addManyRules(t *testing.T, ns netns.Handle) {
+	t.Helper()
+	nft(t, ns, "add table ip a\nadd chain ip a c\n"+strings.Repeat("add rule ip a c ip daddr 192.0.2.1 counter accept\n", 5000))
+}
+
+// addChainAtDevice adds what only a scan of the devices finds.
+func addChainAtDevice(t *testing.T, ns netns.Handle) {
+	t.Helper()
+	nft(t, ns, "add table netdev a\nadd chain netdev a c { type filter hook ingress device lo priority 0; }\n")
+}
+
 // TestChainIsLostAmongRules adds a chain at a device while the socket's buffer is full of notifications about other rules, so
 // that the notification about the chain is lost. The devices must be scanned nevertheless.
 func TestChainIsLostAmongRules(t *testing.T) {
@@ -36,14 +57,9 @@ func TestChainIsLostAmongRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		c.close()
-		if err := c.release(); err != nil {
-			t.Error(err)
-		}
-	}()
-	nft(t, ns, "add table ip a\nadd chain ip a c\n"+strings.Repeat("add rule ip a c ip daddr 192.0.2.1 counter accept\n", 5000))
-	nft(t, ns, "add table netdev a\nadd chain netdev a c { type filter hook ingress device lo priority 0; }\n")
+	defer closeInvalidator(t, c)
+	addManyRules(t, ns)
+	addChainAtDevice(t, ns)
 	close(full)
 	select {
 	case <-scan:
@@ -93,16 +109,11 @@ func TestChangeWhileBufferIsEmptied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		c.close()
-		if err := c.release(); err != nil {
-			t.Error(err)
-		}
-	}()
-	nft(t, ns, "add table ip a\nadd chain ip a c\n"+strings.Repeat("add rule ip a c ip daddr 192.0.2.1 counter accept\n", 5000))
+	defer closeInvalidator(t, c)
+	addManyRules(t, ns)
 	close(full)
 	<-lost
-	nft(t, ns, "add table netdev a\nadd chain netdev a c { type filter hook ingress device lo priority 0; }\n")
+	addChainAtDevice(t, ns)
 	close(changed)
 	for range 2 { // the scan after the overrun, and the one for the chain
 		select {
